@@ -1,0 +1,293 @@
+"""Calls in the database: bodies and token ids as differences to the parent call, the rest in plain columns."""
+
+from __future__ import annotations
+
+import array
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from storage import deltas
+from storage.database import Database, Row
+from storage.errors import NotFound
+from storage.states import CallOutcome
+from storage.types import Call, CallEnd, CallId, CallStart, Choice, SessionKey, VersionNumber
+
+Message = dict[str, Any]
+
+_REMEMBERED_SESSIONS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a person, a judge or the next call's parent search reads in a call."""
+
+    messages: tuple[Message, ...]
+    """The request's conversation, in order, as chat messages."""
+    output: tuple[Message, ...]
+    """One answer for each choice."""
+    tools: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A call as the journal holds it, before it is a row."""
+
+    session: SessionKey
+    start: CallStart
+    end: CallEnd
+    request: bytes
+    response: bytes
+    capture: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    """A call that a later one of its session may continue."""
+
+    seq: int
+    depth: int
+    messages: tuple[bytes, ...]
+    tools: bytes
+    request: bytes
+    prompt_ids: bytes
+
+
+class CallWriter:
+    """Writes calls; finds for each the call of its session that it continues.
+
+    ``read_call`` gives what is readable in (start, request, response).
+    """
+
+    def __init__(self, db: Database, read_call: Callable[[CallStart, bytes, bytes], Reading]) -> None:
+        self._db = db
+        self._read_call = read_call
+        self._sessions: OrderedDict[SessionKey, list[_Remembered]] = OrderedDict()
+
+    def forget(self) -> None:
+        """After a rollback: what is remembered may not be in the database."""
+        self._sessions.clear()
+
+    def write(self, call: RecordedCall) -> None:
+        start, end = call.start, call.end
+        reading = self._read_call(start, call.request, call.response)
+        capture = _Capture.read(call.capture)
+        messages = tuple(_canonical(message) for message in reading.messages)
+        parent = self._parent(call.session, messages)
+        known = len(parent.messages) if parent else 0
+        tools = orjson.dumps(reading.tools)
+        depth = parent.depth + 1 if parent and parent.depth < deltas.MAX_DEPTH else 0
+        base = parent if depth else None
+        seq = self._db.insert(
+            "calls",
+            id=start.id,
+            session=call.session,
+            parent=parent.seq if parent else None,
+            agent=start.agent,
+            dialect=start.dialect,
+            path=start.path,
+            model=start.model,
+            version=start.version,
+            upstream=start.upstream,
+            streamed=start.streamed,
+            outcome=end.outcome,
+            status=end.status,
+            error=end.error,
+            not_trainable=_not_trainable(end, capture),
+            started_at=start.started_at,
+            first_byte_at=end.first_byte_at,
+            ended_at=end.ended_at,
+            sampling=orjson.dumps(capture.sampling).decode(),
+            input=_json(reading.messages[known:]),
+            output=_json(reading.output),
+            tools=tools.decode() if not parent or parent.tools != tools else None,
+            depth=depth,
+            request=deltas.encode(call.request, base.request if base else None),
+            response=call.response,
+            prompt_ids=deltas.encode(capture.prompt_ids, base.prompt_ids if base else None),
+        )
+        for choice in capture.choices:
+            self._db.insert(
+                "choices",
+                call=seq,
+                number=choice.index,
+                finish=choice.finish,
+                ids=_ints(choice.ids),
+                logprobs=array.array("f", choice.logprobs).tobytes(),
+            )
+        self._remember(call.session, _Remembered(seq, depth, messages, tools, call.request, capture.prompt_ids))
+
+    def _parent(self, session: SessionKey, messages: tuple[bytes, ...]) -> _Remembered | None:
+        """The call with the longest message list that ``messages`` begins with; of equals the newest."""
+        if session not in self._sessions:
+            self._recall(session)
+        best: _Remembered | None = None
+        for earlier in self._sessions.get(session, ()):
+            length = len(earlier.messages)
+            if length and messages[:length] == earlier.messages and (not best or length >= len(best.messages)):
+                best = earlier
+        return best
+
+    def _remember(self, session: SessionKey, call: _Remembered) -> None:
+        self._sessions.setdefault(session, []).append(call)
+        self._sessions.move_to_end(session)
+        while len(self._sessions) > _REMEMBERED_SESSIONS:
+            self._sessions.popitem(last=False)
+
+    def _recall(self, session: SessionKey) -> None:
+        """After a restart, or when a session comes back after a long time."""
+        rows = self._db.all("SELECT * FROM calls WHERE session = ? ORDER BY seq", (session,))
+        built: dict[int, _Remembered] = {}
+        for row in rows:
+            parent = built.get(row["parent"])
+            base = parent if row["depth"] else None
+            messages = tuple(_canonical(message) for message in orjson.loads(row["input"]))
+            built[row["seq"]] = _Remembered(
+                seq=row["seq"],
+                depth=row["depth"],
+                messages=(parent.messages if parent else ()) + messages,
+                tools=row["tools"].encode() if row["tools"] else (parent.tools if parent else b"[]"),
+                request=deltas.decode(row["request"], base.request if base else None),
+                prompt_ids=deltas.decode(row["prompt_ids"], base.prompt_ids if base else None),
+            )
+        if built:
+            self._sessions[session] = list(built.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Capture:
+    """What the plugin saw of a call (docs/architecture.md, "Capture")."""
+
+    reason: str | None
+    prompt_ids: bytes = b""
+    choices: tuple[Choice, ...] = ()
+    sampling: dict[str, Any] | None = None
+
+    @classmethod
+    def read(cls, payload: bytes | None) -> _Capture:
+        if payload is None:
+            return cls("no tokens were captured")
+        data = orjson.loads(payload)
+        choices = tuple(Choice(c["index"], tuple(c["ids"]), tuple(c["logprobs"]), c["finish"]) for c in data["choices"])
+        reason = data["reason"]
+        if reason is None and len(data["prompts"]) != 1:
+            reason = f"{len(data['prompts'])} prompts in one call"
+        if reason is None and any(len(c.ids) != len(c.logprobs) for c in choices):
+            reason = "the numbers of sampled tokens and of logprobs differ"
+        prompt_ids = _ints(data["prompts"][0]) if data["prompts"] else b""
+        return cls(reason, prompt_ids, choices, data["sampling"])
+
+
+def _not_trainable(end: CallEnd, capture: _Capture) -> str | None:
+    if end.outcome is not CallOutcome.COMPLETE:
+        return end.error or f"the call ended as {end.outcome}"
+    if capture.reason:
+        return capture.reason
+    if any(choice.finish in (None, "abort") for choice in capture.choices):
+        return "an answer was cut off before its end"
+    return None
+
+
+def body(db: Database, seq: int, column: str = "request") -> bytes:
+    """The request's bytes (or, with ``prompt_ids``, the ids as int32) of call ``seq``, decoded.
+
+    Raises `NotFound` when there is no such call.
+    """
+    chain: list[bytes] = []
+    at: int | None = seq
+    while at is not None:
+        row = db.first(f"SELECT parent, depth, {column} AS blob FROM calls WHERE seq = ?", (at,))
+        if row is None:
+            raise NotFound(f"there is no call number {at}")
+        chain.append(row["blob"])
+        at = row["parent"] if row["depth"] else None
+    data: bytes | None = None
+    for blob in reversed(chain):
+        data = deltas.decode(blob, data)
+    return data or b""
+
+
+def of_session(db: Database, session: SessionKey) -> list[Call]:
+    """The session's calls, in the order in which they ended."""
+    choices: dict[int, list[Choice]] = {}
+    for row in db.all(
+        "SELECT choices.* FROM choices JOIN calls ON seq = call WHERE session = ? ORDER BY call, number",
+        (session,),
+    ):
+        ids = tuple(array.array("i", row["ids"]))
+        logprobs = tuple(array.array("f", row["logprobs"]))
+        choices.setdefault(row["call"], []).append(Choice(row["number"], ids, logprobs, row["finish"]))
+    prompts: dict[int, bytes] = {}
+    calls = []
+    for row in db.all("SELECT * FROM calls WHERE session = ? ORDER BY seq", (session,)):
+        base = prompts[row["parent"]] if row["depth"] else None
+        prompts[row["seq"]] = deltas.decode(row["prompt_ids"], base)
+        calls.append(_call(row, prompts[row["seq"]], tuple(choices.get(row["seq"], ()))))
+    return calls
+
+
+def _call(row: Row, prompt_ids: bytes, choices: tuple[Choice, ...]) -> Call:
+    return Call(
+        seq=row["seq"],
+        id=CallId(row["id"]),
+        parent=row["parent"],
+        agent=row["agent"],
+        version=VersionNumber(row["version"]),
+        outcome=CallOutcome(row["outcome"]),
+        not_trainable=row["not_trainable"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        sampling=orjson.loads(row["sampling"]) or {},
+        prompt_ids=tuple(array.array("i", prompt_ids)),
+        choices=choices,
+    )
+
+
+def transcript(db: Database, seq: int) -> tuple[list[Message], list[Any]]:
+    """The conversation up to and with the answer of call ``seq``, and the tools that were offered in it."""
+    parts: list[list[Message]] = []
+    tools: list[Any] = []
+    row = db.first("SELECT parent, input, output, tools FROM calls WHERE seq = ?", (seq,))
+    if row is None:
+        raise NotFound(f"there is no call number {seq}")
+    parts.append(orjson.loads(row["output"])[:1])
+    while row is not None:
+        parts.append(orjson.loads(row["input"]))
+        if row["tools"] and not tools:
+            tools = orjson.loads(row["tools"])
+        row = db.first("SELECT parent, input, output, tools FROM calls WHERE seq = ?", (row["parent"],))
+    return [message for part in reversed(parts) for message in part], tools
+
+
+def rows(db: Database, session: SessionKey) -> list[dict[str, Any]]:
+    """The session's calls as the admin API shows them: readable, without bytes and ids."""
+    found = db.all(
+        "SELECT id, agent, dialect, path, model, version, upstream, streamed, outcome, status, error, not_trainable,"
+        " started_at, first_byte_at, ended_at, sampling, input, output,"
+        " (SELECT sum(length(ids)) / 4 FROM choices WHERE call = seq) AS sampled_tokens"
+        " FROM calls WHERE session = ? ORDER BY seq",
+        (session,),
+    )
+    decoded = []
+    for row in found:
+        values = dict(row)
+        for column in ("sampling", "input", "output"):
+            values[column] = orjson.loads(values[column])
+        values["streamed"] = bool(values["streamed"])
+        decoded.append(values)
+    return decoded
+
+
+def _canonical(message: Message) -> bytes:
+    return orjson.dumps(message, option=orjson.OPT_SORT_KEYS)
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _ints(ids: Any) -> bytes:
+    return array.array("i", ids).tobytes()

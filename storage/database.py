@@ -1,0 +1,119 @@
+"""The one way to the database file: a connection, its pragmas, its migrations and its transactions."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pysqlite3 as sqlite3
+import sqlite_utils
+
+from storage.errors import NewerDatabase, StorageError
+from storage.migrations import migrations
+
+FILE = "slipstream.db"
+# The fault that lets two writers lose a committed transaction stands in 3.7.0 to 3.51.2.
+OLDEST_SQLITE = (3, 51, 3)
+_BUSY_SECONDS = 30
+
+Row = Any
+"""A `sqlite3.Row`: columns by name and by position."""
+
+
+class Database:
+    """A connection to `slipstream.db` in the data folder. Use one per thread.
+
+    Only the proxy checkpoints the WAL (``checkpoints=True``); see docs/architecture.md.
+    """
+
+    def __init__(self, folder: Path, *, checkpoints: bool = False) -> None:
+        _check_sqlite()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / FILE
+        self.conn = sqlite3.connect(
+            str(self.path), timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        self.conn.row_factory = sqlite3.Row
+        self.conn.execute("PRAGMA journal_mode = WAL")
+        self.conn.execute("PRAGMA synchronous = NORMAL")
+        self.conn.execute("PRAGMA foreign_keys = ON")
+        if not checkpoints:
+            self.conn.execute("PRAGMA wal_autocheckpoint = 0")
+        self.tables = sqlite_utils.Database(self.conn)
+        self._migrate(folder)
+
+    def _migrate(self, folder: Path) -> None:
+        # Proxy and trainer may open a new database at the same moment: one of them migrates.
+        with (folder / f".{FILE}.migrating").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            migrations.apply(self.tables)
+            known = {migration.name for migration in migrations._migrations}
+            unknown = [row.name for row in migrations.applied(self.tables) if row.name not in known]
+        if unknown:
+            raise NewerDatabase(
+                f"{self.path} was written by a newer Slipstream (it holds {', '.join(unknown)}): upgrade this one"
+            )
+
+    @contextmanager
+    def transaction(self) -> Iterator[Database]:
+        """One `BEGIN IMMEDIATE`: the write lock is taken at the start, so what is read inside still holds."""
+        self.conn.execute("BEGIN IMMEDIATE")
+        try:
+            yield self
+        except BaseException:
+            if self.conn.in_transaction:
+                self.conn.execute("ROLLBACK")
+            raise
+        self.conn.execute("COMMIT")
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Inside a transaction: undo only what happened in this block when it raises."""
+        with self.tables.atomic():
+            yield
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement; returns the number of rows that it changed."""
+        return int(self.conn.execute(sql, tuple(parameters)).rowcount)
+
+    def insert(self, table: str, **values: Any) -> int:
+        """Insert one row; returns its rowid."""
+        columns = ", ".join(f'"{name}"' for name in values)
+        marks = ", ".join("?" for _ in values)
+        # Table and column names come from this package alone, never from outside.
+        cursor = self.conn.execute(
+            f'INSERT INTO "{table}" ({columns}) VALUES ({marks})',
+            tuple(values.values()),
+        )
+        return int(cursor.lastrowid or 0)
+
+    def all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        return list(self.conn.execute(sql, tuple(parameters)))
+
+    def first(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
+        return self.conn.execute(sql, tuple(parameters)).fetchone()
+
+    def number(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """The first column of the first row, as a number; 0 where there is none."""
+        row = self.first(sql, parameters)
+        return int(row[0] or 0) if row is not None else 0
+
+    def close(self) -> None:
+        self.conn.close()
+
+
+OperationalError: type[Exception] = sqlite3.OperationalError
+"""Locked, full, unreadable: what passes by itself or by a person's hand."""
+DatabaseError: type[Exception] = sqlite3.Error
+
+
+def _check_sqlite() -> None:
+    found = tuple(sqlite3.sqlite_version_info)
+    if found < OLDEST_SQLITE:
+        raise StorageError(
+            f"SQLite {sqlite3.sqlite_version} can lose committed transactions in WAL mode; "
+            f"3.51.3 or newer is needed: install the package pysqlite3 (./scripts/setup does)"
+        )

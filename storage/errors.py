@@ -1,0 +1,30 @@
+"""What can go wrong in the storage room.
+
+* StorageError
+  * IllegalMove        a state machine was asked for a move that its table does not hold
+  * NotFound           no row under that name
+  * NewerDatabase      the database was written by a newer program
+  * JournalDown        the journal took no record (full disk, lost folder)
+"""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """The base of every error of this room."""
+
+
+class IllegalMove(StorageError):
+    """A state may not follow another; the text names both."""
+
+
+class NotFound(StorageError):
+    """There is nothing under that name; the text names what was looked for."""
+
+
+class NewerDatabase(StorageError):
+    """The database holds migrations that this program does not know."""
+
+
+class JournalDown(StorageError):
+    """A record could not be appended; nothing of it is left in the segment."""

@@ -1,0 +1,129 @@
+"""Groups: forming one is the claim on its members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from storage.database import Database, Row
+from storage.errors import NotFound
+from storage.states import GROUP_MOVES, GroupState, SessionState, check_move
+from storage.types import Group, GroupId, Member, Owner, RunId, Session, SessionKey
+
+
+def claim(db: Database, group: GroupId, sessions: Sequence[Session], at: float) -> bool:
+    """Form a group of sessions of one owner, scenario and split.
+
+    Returns False, and forms nothing, when one of them is no longer closed or already belongs to a group.
+    """
+    first = sessions[0]
+    assert all((s.owner, s.scenario, s.split) == (first.owner, first.scenario, first.split) for s in sessions)
+    with db.transaction():
+        for session in sessions:
+            free = db.first(
+                "SELECT 1 FROM sessions WHERE key = ? AND state = ?"
+                " AND key NOT IN (SELECT session FROM group_members) AND key NOT IN (SELECT session FROM outcomes)",
+                (session.key, SessionState.CLOSED),
+            )
+            if not free:
+                return False
+        db.insert(
+            "groups",
+            id=group,
+            owner=first.owner,
+            scenario=first.scenario,
+            split=first.split,
+            state=GroupState.READY,
+            created_at=at,
+        )
+        for session in sessions:
+            db.insert("group_members", session=session.key, group=group)
+    return True
+
+
+def in_state(db: Database, state: GroupState, scenario: str | None = None) -> list[Group]:
+    """The groups in a state, oldest first."""
+    rows = db.all(
+        "SELECT * FROM groups WHERE state = ? AND scenario = coalesce(?, scenario) ORDER BY created_at, id",
+        (state, scenario),
+    )
+    return [_group(db, row) for row in rows]
+
+
+def get(db: Database, group: GroupId) -> Group:
+    row = db.first("SELECT * FROM groups WHERE id = ?", (group,))
+    if row is None:
+        raise NotFound(f"there is no group {group}")
+    return _group(db, row)
+
+
+def set_scores(db: Database, group: Group, members: Sequence[Member], judge: str, tokens: int, at: float) -> None:
+    """Keep the judge's scores and reasons. Inside a transaction."""
+    move(db, group, GroupState.SCORED)
+    db.execute(
+        "UPDATE groups SET judge = ?, judge_tokens = judge_tokens + ?, scored_at = ? WHERE id = ?",
+        (judge, tokens, at, group.id),
+    )
+    for member in members:
+        db.execute(
+            "UPDATE group_members SET reward = ?, explanation = ? WHERE session = ?",
+            (member.reward, member.explanation, member.session),
+        )
+
+
+def move(db: Database, group: Group, state: GroupState, reason: str | None = None, run: RunId | None = None) -> None:
+    """Bring a group into its next state; checks the move against what the database holds."""
+    current = get(db, group.id)
+    check_move(GROUP_MOVES, current.state, state, f"group {group.id}")
+    db.execute(
+        "UPDATE groups SET state = ?, reason = ?, run = coalesce(?, run) WHERE id = ?",
+        (state, reason, run, group.id),
+    )
+
+
+def rows(db: Database, where: dict[str, Any], limit: int, cursor: str | None) -> list[dict[str, Any]]:
+    """Groups as the admin API lists them, newest first."""
+    terms = ["1"] + [f"{column} = ?" for column in where]
+    parameters = list(where.values())
+    if cursor is not None:
+        terms.append("id < ?")
+        parameters.append(cursor)
+    found = db.all(
+        'SELECT *, (SELECT count(*) FROM group_members WHERE "group" = id) AS members,'
+        ' (SELECT avg(reward) FROM group_members WHERE "group" = id) AS mean_reward'
+        f" FROM groups WHERE {' AND '.join(terms)} ORDER BY id DESC LIMIT ?",
+        (*parameters, limit),
+    )
+    return [dict(row) for row in found]
+
+
+def member_rows(db: Database, group: GroupId) -> list[dict[str, Any]]:
+    """The members of a group with their scores, explanations and what became of them."""
+    found = db.all(
+        "SELECT sessions.session_id, episode, version, reward, explanation, outcome, outcomes.reason AS outcome_reason"
+        " FROM group_members JOIN sessions ON key = group_members.session"
+        ' LEFT JOIN outcomes ON outcomes.session = key WHERE "group" = ? ORDER BY key',
+        (group,),
+    )
+    return [dict(row) for row in found]
+
+
+def states(db: Database) -> dict[str, int]:
+    return {row["state"]: row["n"] for row in db.all("SELECT state, count(*) AS n FROM groups GROUP BY state")}
+
+
+def _group(db: Database, row: Row) -> Group:
+    members = db.all('SELECT * FROM group_members WHERE "group" = ? ORDER BY session', (row["id"],))
+    return Group(
+        id=GroupId(row["id"]),
+        owner=Owner(row["owner"]),
+        scenario=row["scenario"],
+        split=row["split"],
+        state=GroupState(row["state"]),
+        reason=row["reason"],
+        created_at=row["created_at"],
+        members=tuple(Member(SessionKey(m["session"]), m["reward"], m["explanation"]) for m in members),
+        judge=row["judge"],
+        judge_tokens=row["judge_tokens"],
+        run=RunId(row["run"]) if row["run"] else None,
+    )

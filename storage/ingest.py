@@ -1,0 +1,215 @@
+"""From the journal into the database: once, in order, in batches, in a thread of its own.
+
+The position in the journal is written in the transaction that takes the records in. After a restart the reader
+begins at the oldest segment that is left: records before the position only rebuild the calls that were under way.
+A batch that the database refuses is bisected: the row that it cannot take is kept in ``journal/refused/``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storage import rewards, sessions
+from storage.calls import CallWriter, Reading, RecordedCall
+from storage.database import Database, DatabaseError, OperationalError
+from storage.journal import JournalReader, JournalWriter, Kind, Position, Record, segment_path, segments
+from storage.records import unpack_close, unpack_end, unpack_reward, unpack_start
+from storage.states import CallOutcome
+from storage.types import CallEnd, CallStart, SessionKey
+
+_log = logging.getLogger("slipstream.ingest")
+
+_IDLE_SECONDS = 0.25
+_RETRY_SECONDS = 1.0
+
+ReadCall = Callable[[CallStart, bytes, bytes], Reading]
+"""What is readable in a request and its response: given by the proxy, whose dialects know."""
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    start: CallStart
+    request: bytes
+    segment: int
+    session: SessionKey
+    pieces: list[bytes] = field(default_factory=list)
+    capture: bytes | None = None
+
+
+class Ingestion:
+    """Takes the journal into SQLite. `run_once` is the whole work; `start` runs it in a thread."""
+
+    def __init__(self, folder: Path, writer: JournalWriter, read_call: ReadCall) -> None:
+        self._db = Database(folder, checkpoints=True)
+        self._writer = writer
+        self._journal_folder = folder / "journal"
+        self._reader = JournalReader(self._journal_folder, writer)
+        self._calls = CallWriter(self._db, read_call)
+        self._under_way: dict[str, _UnderWay] = {}
+        row = self._db.first("SELECT segment, offset FROM journal_position")
+        assert row is not None
+        self._taken = Position(row["segment"], row["offset"])
+        self._batch: list[Record] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.problem: str | None = None
+        """Why the database takes nothing at the moment; the journal keeps it meanwhile."""
+        self.refused = 0
+        """Records that the database refused for good; each is a file in ``journal/refused``."""
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take in what is left, then end the thread."""
+        self._stop.set()
+        self._writer.written.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._db.close()
+
+    def catch_up(self) -> None:
+        """At start: take in what an earlier process left, and mark the calls during which it died.
+
+        Raises `sqlite3.OperationalError` when the database cannot be written.
+        """
+        while self.run_once():
+            if self.problem:
+                raise OperationalError(self.problem)
+        with self._db.transaction():
+            for call in self._under_way.values():
+                if not self._db.first("SELECT 1 FROM calls WHERE id = ?", (call.start.id,)):
+                    self._end(call, _interrupted(call.start))
+        self._under_way.clear()
+        self._reader.delete_before(self._reader.segment)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes of the journal that are not in the database yet."""
+        sizes = {n: segment_path(self._journal_folder, n).stat().st_size for n in segments(self._journal_folder)}
+        taken = self._taken
+        ahead = sum(size for number, size in sizes.items() if number > taken.segment)
+        return ahead + max(0, sizes.get(taken.segment, 0) - taken.offset)
+
+    def _run(self) -> None:
+        while True:
+            stopping = self._stop.is_set()
+            self._writer.written.clear()
+            more = self.run_once()
+            if self.problem:
+                self._writer.written.set()
+                if stopping or self._stop.wait(_RETRY_SECONDS):
+                    return
+            elif not more:
+                if stopping:
+                    return
+                self._writer.written.wait(_IDLE_SECONDS)
+
+    def run_once(self) -> bool:
+        """Take in one batch; returns whether there was one."""
+        if self.problem is None:
+            self._batch = self._reader.read()
+        if not self._batch:
+            return False
+        try:
+            self._take(self._batch)
+        except OperationalError as error:
+            self.problem = f"the database takes nothing: {error}"
+            _log.warning(self.problem)
+            return True
+        self.problem = None
+        self._batch = []
+        oldest = min((call.segment for call in self._under_way.values()), default=self._reader.segment)
+        self._reader.delete_before(min(oldest, self._reader.segment))
+        return True
+
+    def _take(self, batch: list[Record]) -> None:
+        before = {name: (call, len(call.pieces), call.capture) for name, call in self._under_way.items()}
+        try:
+            with self._db.transaction():
+                for record in batch:
+                    self._apply(record)
+                end = batch[-1].end
+                self._db.execute("UPDATE journal_position SET segment = ?, offset = ?", (end.segment, end.offset))
+        except OperationalError:
+            self._restore(before)
+            raise
+        except (DatabaseError, ValueError, KeyError) as error:
+            self._restore(before)
+            if len(batch) == 1:
+                self._refuse(batch[0], error)
+                return
+            middle = len(batch) // 2
+            self._take(batch[:middle])
+            self._take(batch[middle:])
+            return
+        self._taken = max(self._taken, batch[-1].end, key=lambda p: (p.segment, p.offset))
+
+    def _restore(self, before: dict[str, tuple[_UnderWay, int, bytes | None]]) -> None:
+        self._under_way = {}
+        for name, (call, pieces, capture) in before.items():
+            # What a failed batch added is added again when it is tried again.
+            del call.pieces[pieces:]
+            call.capture = capture
+            self._under_way[name] = call
+        self._calls.forget()
+
+    def _refuse(self, record: Record, error: Exception) -> None:
+        self.refused += 1
+        self._under_way.pop(record.id, None)
+        folder = self._journal_folder / "refused"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{record.id}.{record.kind.name.lower()}").write_bytes(record.payload)
+        _log.error("the database refused a %s record (%s): kept in %s", record.kind.name, error, folder)
+
+    def _apply(self, record: Record) -> None:
+        new = self._taken < record.end
+        if record.kind is Kind.START:
+            self._start(record, new)
+        elif record.kind in (Kind.PIECE, Kind.CAPTURE):
+            call = self._under_way.get(record.id)
+            if call is not None:
+                _add(call, record)
+        elif record.kind is Kind.END:
+            call = self._under_way.pop(record.id, None)
+            if call is not None and new:
+                self._end(call, unpack_end(record.payload))
+        elif record.kind is Kind.REWARD and new:
+            rewards.insert(self._db, unpack_reward(record.payload))
+        elif record.kind is Kind.CLOSE and new:
+            close = unpack_close(record.payload)
+            sessions.close(self._db, close.identity, close.by, close.at)
+
+    def _start(self, record: Record, new: bool) -> None:
+        start, request = unpack_start(record.payload)
+        if new:
+            key = sessions.open_for_call(self._db, start)
+        else:
+            # Taken in before the restart; an open session of this identity can only be that one.
+            newest = sessions.newest(self._db, start.identity)
+            if newest is None:
+                return
+            key = newest.key
+        self._under_way[record.id] = _UnderWay(start, request, record.segment, key)
+
+    def _end(self, call: _UnderWay, end: CallEnd) -> None:
+        recorded = RecordedCall(call.session, call.start, end, call.request, b"".join(call.pieces), call.capture)
+        self._calls.write(recorded)
+        sessions.count_call(self._db, call.session, call.start, end)
+
+
+def _add(call: _UnderWay, record: Record) -> None:
+    if record.kind is Kind.CAPTURE:
+        call.capture = record.payload
+    else:
+        call.pieces.append(record.payload)
+
+
+def _interrupted(start: CallStart) -> CallEnd:
+    reason = "the proxy stopped during this call"
+    return CallEnd(CallOutcome.INTERRUPTED, None, reason, None, start.started_at, close=False)

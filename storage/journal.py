@@ -1,0 +1,184 @@
+"""The journal: an append-only record of what happened, written before anyone is told that it is safe.
+
+A segment is a file ``<number>.segment`` of records. A record is a header (magic, kind, id, length, checksum) and
+its payload, appended with one `writev`. A record that was cut off by a crash or a full disk fails its length or its
+checksum and ends its segment.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from storage.errors import JournalDown
+
+SUFFIX = ".segment"
+_SEGMENT_BYTES = 32 * 1024 * 1024
+_READ_BYTES = 4 * 1024 * 1024
+_HEADER = struct.Struct("<4sB32sII")
+_MAGIC = b"SLJ1"
+
+
+class Kind(IntEnum):
+    START = 1
+    PIECE = 2
+    CAPTURE = 3
+    END = 4
+    REWARD = 5
+    CLOSE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the journal; records before it have been taken in."""
+
+    segment: int
+    offset: int
+
+    def __lt__(self, other: Position) -> bool:
+        return (self.segment, self.offset) < (other.segment, other.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    kind: Kind
+    id: str
+    payload: bytes
+    segment: int
+    end: Position
+    """Where the next record begins."""
+
+
+def segments(folder: Path) -> list[int]:
+    """The numbers of the segments in ``folder``, oldest first."""
+    return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}"))
+
+
+def segment_path(folder: Path, number: int) -> Path:
+    return folder / f"{number:012d}{SUFFIX}"
+
+
+class JournalWriter:
+    """Appends records. One per process that records; it begins a segment of its own.
+
+    Thread-safe. `append` raises `JournalDown` when the record could not be written whole; what was written
+    of it is cut off again, so the next `append` may succeed (the disk has room again).
+    """
+
+    def __init__(self, folder: Path, *, after: int = 0, fsync: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._fsync = fsync
+        self._lock = threading.Lock()
+        self.first_segment = max([after, *segments(folder)]) + 1
+        self.segment = self.first_segment - 1
+        self._file = -1
+        self._size = 0
+        self.written = threading.Event()
+        """Set after each append; the reader clears it."""
+        self._roll()
+
+    def append(self, kind: Kind, record_id: str, *payload: bytes) -> None:
+        length = sum(map(len, payload))
+        checksum = 0
+        for part in payload:
+            checksum = zlib.crc32(part, checksum)
+        header = _HEADER.pack(_MAGIC, kind, record_id.encode(), length, checksum)
+        with self._lock:
+            try:
+                if self._size >= _SEGMENT_BYTES:
+                    self._roll()
+                written = os.writev(self._file, [header, *payload])
+                if written != _HEADER.size + length:
+                    raise OSError(f"only {written} of {_HEADER.size + length} bytes were written")
+                if self._fsync:
+                    os.fdatasync(self._file)
+            except OSError as error:
+                os.ftruncate(self._file, self._size)
+                raise JournalDown(f"the journal in {self._folder} takes no records: {error}") from error
+            self._size += written
+        self.written.set()
+
+    def _roll(self) -> None:
+        file = os.open(
+            segment_path(self._folder, self.segment + 1),
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND,
+            0o600,
+        )
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._size = file, 0
+        self.segment += 1
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+
+class JournalReader:
+    """Reads the records of all segments in order, following the one that is being written."""
+
+    def __init__(self, folder: Path, writer: JournalWriter) -> None:
+        self._folder = folder
+        self._writer = writer
+        self._numbers = iter(())  # type: Iterator[int]
+        found = segments(folder)
+        self.segment = found[0]
+        self._offset = 0
+        self._rest = b""
+
+    @property
+    def position(self) -> Position:
+        return Position(self.segment, self._offset)
+
+    def read(self) -> list[Record]:
+        """The next records, in order; empty when everything that was appended has been read."""
+        # Asked before reading: what is appended later is left for the next call, never lost.
+        finished = self.segment < self._writer.segment
+        with segment_path(self._folder, self.segment).open("rb") as file:
+            file.seek(self._offset + len(self._rest))
+            data = self._rest + file.read(_READ_BYTES)
+        records, used = self._parse(data)
+        grew = len(data) > len(self._rest)
+        self._rest = data[used:]
+        self._offset += used
+        if not records and finished and not grew:
+            # What is left is a record that a crash cut off.
+            self._next_segment()
+            return self.read()
+        if not records and grew:
+            return self.read()
+        return records
+
+    def _next_segment(self) -> None:
+        self.segment = next(number for number in segments(self._folder) if number > self.segment)
+        self._offset, self._rest = 0, b""
+
+    def _parse(self, data: bytes) -> tuple[list[Record], int]:
+        records: list[Record] = []
+        at = 0
+        while len(data) - at >= _HEADER.size:
+            magic, kind, raw_id, length, checksum = _HEADER.unpack_from(data, at)
+            end = at + _HEADER.size + length
+            if magic != _MAGIC or end > len(data):
+                break
+            payload = data[at + _HEADER.size : end]
+            if zlib.crc32(payload) != checksum:
+                break
+            after = Position(self.segment, self._offset + end)
+            records.append(Record(Kind(kind), raw_id.decode(), payload, self.segment, after))
+            at = end
+        return records, at
+
+    def delete_before(self, segment: int) -> None:
+        """Remove the segments below ``segment``: all that was in them is in the database."""
+        for number in segments(self._folder):
+            if number < segment:
+                segment_path(self._folder, number).unlink()

@@ -1,0 +1,12 @@
+"""Numbered, append-only changes of the schema, each recorded in the transaction that makes it."""
+
+from __future__ import annotations
+
+from sqlite_utils.migrations import Migrations
+
+from storage.migrations import m001_first
+
+migrations = Migrations("slipstream")
+migrations(name="001_first")(m001_first.migrate)
+
+__all__ = ["migrations"]

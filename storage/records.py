@@ -1,0 +1,70 @@
+"""What a journal record holds, as bytes and as types. The writer's and the reader's side of one format."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from storage.states import CallOutcome, ClosedBy
+from storage.types import CallEnd, CallId, CallStart, Identity, Owner, Reward, VersionNumber
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """A session closes; recorded behind its calls."""
+
+    identity: Identity
+    by: ClosedBy
+    at: float
+
+
+def pack_start(start: CallStart) -> bytes:
+    """The head of a start record; the request's body follows it."""
+    head = orjson.dumps(asdict(start))
+    return _LENGTH.pack(len(head)) + head
+
+
+def unpack_start(payload: bytes) -> tuple[CallStart, bytes]:
+    (length,) = _LENGTH.unpack_from(payload)
+    values = orjson.loads(payload[_LENGTH.size : _LENGTH.size + length])
+    values["identity"] = _identity(values["identity"])
+    values["id"], values["version"] = CallId(values["id"]), VersionNumber(values["version"])
+    return CallStart(**values), payload[_LENGTH.size + length :]
+
+
+def pack_end(end: CallEnd) -> bytes:
+    return orjson.dumps(asdict(end))
+
+
+def unpack_end(payload: bytes) -> CallEnd:
+    values = orjson.loads(payload)
+    values["outcome"] = CallOutcome(values["outcome"])
+    return CallEnd(**values)
+
+
+def pack_reward(reward: Reward) -> bytes:
+    return orjson.dumps(asdict(reward))
+
+
+def unpack_reward(payload: bytes) -> Reward:
+    values = orjson.loads(payload)
+    values["identity"] = _identity(values["identity"])
+    return Reward(**values)
+
+
+def pack_close(close: Close) -> bytes:
+    return orjson.dumps(asdict(close))
+
+
+def unpack_close(payload: bytes) -> Close:
+    values = orjson.loads(payload)
+    return Close(_identity(values["identity"]), ClosedBy(values["by"]), values["at"])
+
+
+def _identity(values: dict[str, Any]) -> Identity:
+    return Identity(Owner(values["owner"]), values["session_id"])

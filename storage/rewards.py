@@ -1,0 +1,59 @@
+"""Rewards: numbers for sessions, never overwritten. One that comes before its session waits for it."""
+
+from __future__ import annotations
+
+from storage.database import Database
+from storage.types import Identity, Owner, Reward, SessionKey
+
+WAIT_SECONDS = 24 * 3600
+
+
+def insert(db: Database, reward: Reward) -> None:
+    """Keep a reward; a repeated one (same id) is kept once."""
+    row = db.first(
+        "SELECT key FROM sessions WHERE owner = ? AND session_id = ? AND episode = coalesce(?, episode)"
+        " ORDER BY episode DESC LIMIT 1",
+        (reward.identity.owner, reward.identity.session_id, reward.episode),
+    )
+    db.execute(
+        "INSERT OR IGNORE INTO rewards (id, owner, session_id, episode, session, name, source, value, reason,"
+        " created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            reward.id,
+            reward.identity.owner,
+            reward.identity.session_id,
+            reward.episode,
+            row["key"] if row else None,
+            reward.name,
+            reward.source,
+            reward.value,
+            reward.reason,
+            reward.created_at,
+        ),
+    )
+
+
+def attach_waiting(db: Database, identity: Identity, session: SessionKey) -> None:
+    """A session begins: rewards that came before it are its own."""
+    db.execute(
+        "UPDATE rewards SET session = ? WHERE owner = ? AND session_id = ? AND session IS NULL",
+        (session, identity.owner, identity.session_id),
+    )
+
+
+def of_session(db: Database, session: SessionKey) -> list[Reward]:
+    """The session's rewards, oldest first; of one name and source the last one counts."""
+    rows = db.all("SELECT * FROM rewards WHERE session = ? ORDER BY created_at, id", (session,))
+    return [
+        Reward(
+            id=row["id"],
+            identity=Identity(Owner(row["owner"]), row["session_id"]),
+            episode=row["episode"],
+            name=row["name"],
+            source=row["source"],
+            value=row["value"],
+            reason=row["reason"],
+            created_at=row["created_at"],
+        )
+        for row in rows
+    ]

@@ -1,0 +1,191 @@
+"""Sessions: opened by a call, closed behind their calls, and opened again as the next episode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from storage import rewards
+from storage.database import Database, Row
+from storage.errors import NotFound
+from storage.states import SESSION_MOVES, ClosedBy, Outcome, SessionState, check_move
+from storage.types import CallEnd, CallStart, Identity, Owner, RunId, Session, SessionKey, VersionNumber
+
+UNTAGGED = "untagged"
+NO_SCENARIO = "no scenario: tag its calls with X-Scenario-Id"
+
+
+def newest(db: Database, identity: Identity) -> Session | None:
+    """The newest episode of a session id."""
+    row = db.first(
+        "SELECT * FROM sessions WHERE owner = ? AND session_id = ? ORDER BY episode DESC LIMIT 1",
+        (identity.owner, identity.session_id),
+    )
+    return _session(row) if row else None
+
+
+def get(db: Database, key: SessionKey) -> Session:
+    row = db.first("SELECT * FROM sessions WHERE key = ?", (key,))
+    if row is None:
+        raise NotFound(f"there is no session number {key}")
+    return _session(row)
+
+
+def takes_calls(db: Database, session: Session) -> bool:
+    """Whether a further call belongs to this episode: it is open, or closed for being idle and not yet claimed."""
+    if session.state is SessionState.OPEN:
+        return True
+    if session.state is SessionState.SKIPPED or session.closed_by is not ClosedBy.IDLE:
+        return False
+    return not is_claimed(db, session.key)
+
+
+def is_claimed(db: Database, key: SessionKey) -> bool:
+    """Whether the trainer has taken the session: into a group, or out of training with a reason."""
+    return bool(
+        db.first(
+            "SELECT 1 FROM group_members WHERE session = ?1 UNION ALL SELECT 1 FROM outcomes WHERE session = ?1",
+            (key,),
+        )
+    )
+
+
+def open_for_call(db: Database, start: CallStart) -> SessionKey:
+    """The episode to which a call that starts now belongs, opened or opened again where needed."""
+    session = newest(db, start.identity)
+    if session is None or not takes_calls(db, session):
+        return _open(db, start, session.episode + 1 if session else 1)
+    if session.state is SessionState.CLOSED:
+        check_move(SESSION_MOVES, session.state, SessionState.OPEN, f"session {session.session_id}")
+    db.execute(
+        "UPDATE sessions SET state = ?, closed_by = NULL, closed_at = NULL, last_call_at = max(last_call_at, ?),"
+        " scenario = coalesce(scenario, ?) WHERE key = ?",
+        (SessionState.OPEN, start.started_at, start.scenario, session.key),
+    )
+    return session.key
+
+
+def _open(db: Database, start: CallStart, episode: int) -> SessionKey:
+    key = SessionKey(
+        db.insert(
+            "sessions",
+            owner=start.identity.owner,
+            session_id=start.identity.session_id,
+            episode=episode,
+            scenario=start.scenario,
+            split=start.split,
+            state=SessionState.OPEN,
+            version=start.version,
+            opened_at=start.started_at,
+            last_call_at=start.started_at,
+        )
+    )
+    rewards.attach_waiting(db, start.identity, key)
+    return key
+
+
+def count_call(db: Database, key: SessionKey, start: CallStart, end: CallEnd) -> None:
+    """A call of the session ended. An untagged one was its whole session."""
+    db.execute(
+        "UPDATE sessions SET calls = calls + 1, last_call_at = max(last_call_at, ?) WHERE key = ?",
+        (end.ended_at, key),
+    )
+    if not start.tagged:
+        _close(db, get(db, key), ClosedBy.ENDED, end.ended_at)
+        _skip(db, get(db, key), UNTAGGED)
+
+
+def close(db: Database, identity: Identity, by: ClosedBy, at: float) -> None:
+    """Close the newest episode; one without a scenario is skipped, since nothing can be compared with it."""
+    session = newest(db, identity)
+    if session is None:
+        return
+    if session.state is SessionState.CLOSED and by is not ClosedBy.IDLE:
+        # An explicit end stands above an idle one: the session does not open again.
+        db.execute("UPDATE sessions SET closed_by = ? WHERE key = ?", (by, session.key))
+    if session.state is not SessionState.OPEN:
+        return
+    _close(db, session, by, at)
+    if session.scenario is None:
+        _skip(db, get(db, session.key), NO_SCENARIO)
+
+
+def _close(db: Database, session: Session, by: ClosedBy, at: float) -> None:
+    check_move(SESSION_MOVES, session.state, SessionState.CLOSED, f"session {session.session_id}")
+    db.execute(
+        "UPDATE sessions SET state = ?, closed_by = ?, closed_at = ? WHERE key = ?",
+        (SessionState.CLOSED, by, at, session.key),
+    )
+
+
+def _skip(db: Database, session: Session, reason: str) -> None:
+    check_move(SESSION_MOVES, session.state, SessionState.SKIPPED, f"session {session.session_id}")
+    db.execute("UPDATE sessions SET state = ?, reason = ? WHERE key = ?", (SessionState.SKIPPED, reason, session.key))
+
+
+def opened(db: Database) -> list[Session]:
+    """All open sessions: what the proxy must know again after a restart."""
+    rows = db.all("SELECT * FROM sessions WHERE state = ?", (SessionState.OPEN,))
+    return [_session(row) for row in rows]
+
+
+def waiting(db: Database) -> list[Session]:
+    """Closed sessions that nothing has been done with yet, oldest first."""
+    rows = db.all(
+        "SELECT sessions.* FROM sessions"
+        " LEFT JOIN group_members ON group_members.session = key LEFT JOIN outcomes ON outcomes.session = key"
+        " WHERE state = ? AND group_members.session IS NULL AND outcomes.session IS NULL ORDER BY closed_at, key",
+        (SessionState.CLOSED,),
+    )
+    return [_session(row) for row in rows]
+
+
+def set_outcome(
+    db: Database, key: SessionKey, outcome: Outcome, reason: str | None, run: RunId | None, at: float
+) -> None:
+    """What became of a session; said once."""
+    db.insert("outcomes", session=key, outcome=outcome, reason=reason, run=run, at=at)
+
+
+def rows(db: Database, where: dict[str, Any], limit: int, cursor: int | None) -> list[dict[str, Any]]:
+    """Sessions as the admin API lists them, newest first, below ``cursor``; ``where`` compares columns."""
+    terms = ["1"] + [f"sessions.{column} = ?" for column in where]
+    parameters = list(where.values())
+    if cursor is not None:
+        terms.append("sessions.key < ?")
+        parameters.append(cursor)
+    found = db.all(
+        'SELECT sessions.*, outcomes.outcome, outcomes.reason AS outcome_reason, outcomes.run, "group" FROM sessions'
+        " LEFT JOIN outcomes ON outcomes.session = key LEFT JOIN group_members ON group_members.session = key"
+        f" WHERE {' AND '.join(terms)} ORDER BY key DESC LIMIT ?",
+        (*parameters, limit),
+    )
+    return [dict(row) for row in found]
+
+
+def states(db: Database) -> dict[str, int]:
+    """How many sessions are in each state, and of the closed ones what became of them."""
+    found = db.all(
+        "SELECT coalesce(outcomes.outcome, CASE WHEN group_members.session IS NOT NULL THEN 'grouped' END, state)"
+        " AS name, count(*) AS n FROM sessions LEFT JOIN outcomes ON outcomes.session = key"
+        " LEFT JOIN group_members ON group_members.session = key GROUP BY name"
+    )
+    return {row["name"]: row["n"] for row in found}
+
+
+def _session(row: Row) -> Session:
+    return Session(
+        key=SessionKey(row["key"]),
+        owner=Owner(row["owner"]),
+        session_id=row["session_id"],
+        episode=row["episode"],
+        scenario=row["scenario"],
+        split=row["split"],
+        state=SessionState(row["state"]),
+        closed_by=ClosedBy(row["closed_by"]) if row["closed_by"] else None,
+        reason=row["reason"],
+        version=VersionNumber(row["version"]),
+        opened_at=row["opened_at"],
+        last_call_at=row["last_call_at"],
+        closed_at=row["closed_at"],
+        calls=row["calls"],
+    )

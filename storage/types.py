@@ -1,0 +1,222 @@
+"""The domain's types: what flows between the rooms. Times are seconds since the epoch, UTC."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any, NewType
+
+from storage.states import CallOutcome, ClosedBy, GroupState, RunState, SessionState, VersionState
+
+Owner = NewType("Owner", str)
+CallId = NewType("CallId", str)
+"""32 hexadecimal digits: 12 of milliseconds, 20 of chance. Sorts by time."""
+SessionKey = NewType("SessionKey", int)
+"""The row of one episode of one session id of one owner."""
+GroupId = NewType("GroupId", str)
+RunId = NewType("RunId", str)
+VersionNumber = NewType("VersionNumber", int)
+"""`n` of `<policy>@<n>`; 0 is the base model."""
+
+DEFAULT_OWNER = Owner("default")
+BASE = VersionNumber(0)
+
+_POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def new_id() -> str:
+    """32 hexadecimal digits that sort by time (to the millisecond) and never repeat."""
+    return f"{int(time.time() * 1000):012x}{secrets.token_hex(10)}"
+
+
+def version_name(policy: str, number: VersionNumber) -> str:
+    """``policy@3``: the version's name on the wire, in vLLM and on disk."""
+    return f"{policy}@{number}"
+
+
+def parse_version(policy: str, name: str) -> VersionNumber | None:
+    """The number in ``<policy>@<n>``, or None when ``name`` is not of that form."""
+    head, at, tail = name.rpartition("@")
+    if not at or head != policy or not re.fullmatch(r"0|[1-9][0-9]{0,8}", tail):
+        return None
+    return VersionNumber(int(tail))
+
+
+def is_policy_name(name: str) -> bool:
+    """Whether ``name`` can stand in file names and in vLLM's model names."""
+    return _POLICY_NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose session this is, and which. An episode is a row of its own; see `SessionKey`."""
+
+    owner: Owner
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """What is known of a call when its request is whole."""
+
+    id: CallId
+    identity: Identity
+    tagged: bool
+    """False when the agent named no session: the call is a session of its own."""
+    scenario: str | None
+    split: str
+    """``train`` or ``eval``."""
+    agent: str | None
+    dialect: str
+    path: str
+    model: str
+    """As the client wrote it."""
+    version: VersionNumber
+    upstream: str
+    streamed: bool
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """How a call ended."""
+
+    outcome: CallOutcome
+    status: int | None
+    """None when no response head arrived."""
+    error: str | None
+    first_byte_at: float | None
+    ended_at: float
+    close: bool
+    """The agent marked it as the session's last (`X-Session-End`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sampled answer: exact ids, one logprob each."""
+
+    index: int
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A recorded call as the trainer reads it."""
+
+    seq: int
+    id: CallId
+    parent: int | None
+    """`seq` of the call whose message list this one continues."""
+    agent: str | None
+    version: VersionNumber
+    outcome: CallOutcome
+    not_trainable: str | None
+    started_at: float
+    ended_at: float
+    sampling: dict[str, Any]
+    """The effective sampling parameters, as vLLM used them."""
+    prompt_ids: tuple[int, ...]
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    key: SessionKey
+    owner: Owner
+    session_id: str
+    episode: int
+    scenario: str | None
+    split: str
+    state: SessionState
+    closed_by: ClosedBy | None
+    reason: str | None
+    version: VersionNumber
+    """The version it is pinned to."""
+    opened_at: float
+    last_call_at: float
+    closed_at: float | None
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    id: str
+    identity: Identity
+    episode: int | None
+    """None: the newest episode at the time of its arrival."""
+    name: str
+    source: str
+    """``client``, ``admin`` or ``ruler``."""
+    value: float
+    reason: str | None
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One session in a group. ``reward`` is None until the group is scored."""
+
+    session: SessionKey
+    reward: float | None = None
+    explanation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    id: GroupId
+    owner: Owner
+    scenario: str
+    split: str
+    state: GroupState
+    reason: str | None
+    created_at: float
+    members: tuple[Member, ...]
+    judge: str | None = None
+    judge_tokens: int = 0
+    run: RunId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    id: RunId
+    scenario: str | None
+    settings: dict[str, Any]
+    requested_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    id: RunId
+    kind: str
+    """``train``, or ``import`` for an adapter that was brought in."""
+    state: RunState
+    reason: str | None
+    scenario: str | None
+    requested_at: float
+    started_at: float | None
+    ended_at: float | None
+    parent: VersionNumber | None
+    version: VersionNumber | None
+    settings: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    number: VersionNumber
+    run: RunId | None
+    parent: VersionNumber | None
+    state: VersionState
+    reason: str | None
+    path: str | None
+    """The adapter's folder; None for the base model."""
+    digest: str | None
+    """sha256 of ``adapter_model.safetensors``, from the manifest."""
+    created_at: float
+    verified_at: float | None = None
+    live_at: float | None = None
+    probe: dict[str, Any] = field(default_factory=dict)
