@@ -14,6 +14,7 @@ from storage import deltas
 from storage.database import Database, Row
 from storage.errors import NotFound
 from storage.states import CallOutcome
+from storage.text import dumps
 from storage.types import Call, CallEnd, CallId, CallStart, Choice, SessionKey, VersionNumber
 
 Message = dict[str, Any]
@@ -78,7 +79,7 @@ class CallWriter:
         messages = tuple(_canonical(message) for message in reading.messages)
         parent = self._parent(call.session, messages)
         known = len(parent.messages) if parent else 0
-        tools = orjson.dumps(reading.tools)
+        tools = dumps(reading.tools)
         depth = parent.depth + 1 if parent and parent.depth < deltas.MAX_DEPTH else 0
         base = parent if depth else None
         seq = self._db.insert(
@@ -282,11 +283,11 @@ def rows(db: Database, session: SessionKey) -> list[dict[str, Any]]:
 
 
 def _canonical(message: Message) -> bytes:
-    return orjson.dumps(message, option=orjson.OPT_SORT_KEYS)
+    return dumps(message, sort_keys=True)
 
 
 def _json(value: Any) -> str:
-    return orjson.dumps(value).decode()
+    return dumps(value).decode()
 
 
 def _ints(ids: Any) -> bytes:

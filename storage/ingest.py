@@ -212,4 +212,4 @@ def _add(call: _UnderWay, record: Record) -> None:
 
 def _interrupted(start: CallStart) -> CallEnd:
     reason = "the proxy stopped during this call"
-    return CallEnd(CallOutcome.INTERRUPTED, None, reason, None, start.started_at, close=False)
+    return CallEnd(CallOutcome.INTERRUPTED, None, reason, None, start.started_at)

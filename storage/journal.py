@@ -128,9 +128,7 @@ class JournalReader:
     def __init__(self, folder: Path, writer: JournalWriter) -> None:
         self._folder = folder
         self._writer = writer
-        self._numbers = iter(())  # type: Iterator[int]
-        found = segments(folder)
-        self.segment = found[0]
+        self.segment = segments(folder)[0]
         self._offset = 0
         self._rest = b""
 

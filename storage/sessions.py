@@ -23,6 +23,17 @@ def newest(db: Database, identity: Identity) -> Session | None:
     return _session(row) if row else None
 
 
+def find(db: Database, identity: Identity, episode: int | None) -> Session | None:
+    """An episode of a session id; ``episode`` None: the newest."""
+    if episode is None:
+        return newest(db, identity)
+    row = db.first(
+        "SELECT * FROM sessions WHERE owner = ? AND session_id = ? AND episode = ?",
+        (identity.owner, identity.session_id, episode),
+    )
+    return _session(row) if row else None
+
+
 def get(db: Database, key: SessionKey) -> Session:
     row = db.first("SELECT * FROM sessions WHERE key = ?", (key,))
     if row is None:
@@ -170,6 +181,20 @@ def states(db: Database) -> dict[str, int]:
         " LEFT JOIN group_members ON group_members.session = key GROUP BY name"
     )
     return {row["name"]: row["n"] for row in found}
+
+
+def count_skipped(db: Database, reason: str) -> int:
+    return db.number("SELECT count(*) FROM sessions WHERE state = ? AND reason = ?", (SessionState.SKIPPED, reason))
+
+
+def skipped_by_run(db: Database, run: RunId) -> list[dict[str, Any]]:
+    """The sessions of a run's groups that were not trained on, with their reasons."""
+    found = db.all(
+        "SELECT session_id, episode, outcomes.reason FROM outcomes JOIN sessions ON key = session"
+        " WHERE run = ? AND outcome = ? ORDER BY key",
+        (run, Outcome.SKIPPED),
+    )
+    return [dict(row) for row in found]
 
 
 def _session(row: Row) -> Session:

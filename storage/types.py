@@ -89,8 +89,6 @@ class CallEnd:
     error: str | None
     first_byte_at: float | None
     ended_at: float
-    close: bool
-    """The agent marked it as the session's last (`X-Session-End`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The admin API: FastAPI, JSON, behind the admin key. `/admin/docs` shows it."""

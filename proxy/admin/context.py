@@ -1,0 +1,60 @@
+"""What the admin routes work with, and who may use them."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, HTTPException, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from proxy.recorder import Recorder
+from proxy.sessions import SessionTable
+from proxy.settings import ProxySettings
+from proxy.upstreams import Upstreams
+from proxy.versions import Policy
+from storage.database import Database
+from storage.ingest import Ingestion
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    settings: ProxySettings
+    admin_key: str
+    upstreams: Upstreams
+    policy: Policy
+    table: SessionTable
+    recorder: Recorder
+    ingestion: Ingestion
+    _local: threading.local = field(default_factory=threading.local)
+
+    @property
+    def db(self) -> Database:
+        """The database connection of this thread."""
+        if not hasattr(self._local, "db"):
+            self._local.db = Database(self.settings.data, checkpoints=True)
+        db: Database = self._local.db
+        return db
+
+
+def get_context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+Here = Annotated[Context, Depends(get_context)]
+
+_bearer = HTTPBearer(auto_error=False, description="The admin key: `admin.key` in the data folder.")
+
+
+def require_admin(context: Here, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
+    given = credentials.credentials if credentials else ""
+    if not hmac.compare_digest(given.encode(), context.admin_key.encode()):
+        raise HTTPException(
+            401,
+            "wrong or missing admin key: send `Authorization: Bearer <key>`; the key is in "
+            "SLIPSTREAM_ADMIN_KEY or in admin.key in the data folder",
+            headers={"WWW-Authenticate": "Bearer"},
+        )

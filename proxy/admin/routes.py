@@ -1,0 +1,210 @@
+"""The routes of the admin API, and the two open ones beside it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import anyio
+from fastapi import APIRouter, Depends, HTTPException, Query
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from proxy.admin.context import Here, require_admin
+from proxy.admin.status import NO_TRAINER, degraded, status, trainer_alive
+from proxy.client_api import RewardBody, keep_reward
+from proxy.errors import ProxyError
+from proxy.versions import as_dict
+from storage import calls, coordination, groups, rewards, runs, sessions, versions
+from storage.errors import NotFound
+from storage.states import RunState, SessionState, VersionState
+from storage.types import GroupId, Identity, Owner, Run, RunId, RunRequest, Session, new_id
+
+open_router = APIRouter()
+admin_router = APIRouter(prefix="/admin", dependencies=[Depends(require_admin)])
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+_POLL_SECONDS = 0.2
+
+
+@open_router.get("/health")
+def health() -> dict[str, str]:
+    """The process lives."""
+    return {"status": "ok"}
+
+
+@open_router.get("/ready")
+def ready(context: Here) -> JSONResponse:
+    """Whether the proxy can serve and record."""
+    problems = [u.problem for u in context.upstreams.all if u.problem]
+    able = len(problems) < len(context.upstreams.all)
+    recording = context.recorder.problem
+    body: dict[str, Any] = {"ready": able and recording is None, "serves": able, "records": recording is None}
+    if not body["ready"]:
+        body["problems"] = degraded(context)
+    return JSONResponse(body, 200 if body["ready"] else 503)
+
+
+@admin_router.get("/status")
+def get_status(context: Here) -> dict[str, Any]:
+    """One page of truth: who serves, what was recorded, what happens next, what is wrong."""
+    return status(context)
+
+
+@admin_router.get("/sessions")
+def list_sessions(
+    context: Here,
+    scenario: str | None = None,
+    state: SessionState | None = None,
+    version: int | None = None,
+    limit: Limit = 100,
+    cursor: int | None = None,
+) -> dict[str, Any]:
+    """Sessions, newest first, with what became of each."""
+    where = {"scenario": scenario, "state": state, "version": version}
+    found = sessions.rows(context.db, {k: v for k, v in where.items() if v is not None}, limit, cursor)
+    return _page(found, limit, "key")
+
+
+@admin_router.get("/sessions/{session_id}")
+def get_session(context: Here, session_id: str, episode: int | None = None, owner: str = "default") -> dict[str, Any]:
+    """One session with its calls, rewards and group."""
+    session = _session(context, Identity(Owner(owner), session_id), episode)
+    rows = sessions.rows(context.db, {"key": session.key}, 1, None)
+    return {
+        **rows[0],
+        "calls": calls.rows(context.db, session.key),
+        "rewards": [asdict(reward) for reward in rewards.of_session(context.db, session.key)],
+    }
+
+
+@admin_router.post("/sessions/{session_id}/reward")
+def reward_session(context: Here, session_id: str, body: RewardBody, episode: int | None = None) -> dict[str, Any]:
+    """Give a session a reward; an earlier one of the same name stays, and no longer counts."""
+    identity = Identity(Owner("default"), session_id)
+    _session(context, identity, episode)
+    try:
+        return keep_reward(context.recorder, identity, episode, "admin", body)
+    except ProxyError as error:
+        raise HTTPException(error.status, str(error)) from error
+
+
+@admin_router.get("/groups")
+def list_groups(
+    context: Here,
+    scenario: str | None = None,
+    state: str | None = None,
+    limit: Limit = 100,
+    cursor: str | None = None,
+) -> dict[str, Any]:
+    """Groups, newest first."""
+    where = {"scenario": scenario, "state": state}
+    found = groups.rows(context.db, {k: v for k, v in where.items() if v is not None}, limit, cursor)
+    return _page(found, limit, "id")
+
+
+@admin_router.get("/groups/{group_id}")
+def get_group(context: Here, group_id: str) -> dict[str, Any]:
+    """One group: its members with scores and explanations, its judge, the tokens spent."""
+    try:
+        group = groups.get(context.db, GroupId(group_id))
+    except NotFound as error:
+        raise HTTPException(404, str(error)) from error
+    return {**asdict(group), "members": groups.member_rows(context.db, group.id)}
+
+
+@admin_router.get("/runs")
+def list_runs(context: Here, limit: Limit = 100, cursor: str | None = None) -> dict[str, Any]:
+    """Runs, newest first; `requested` ones wait for the trainer."""
+    return _page([asdict(run) for run in runs.rows(context.db, limit, cursor)], limit, "id")
+
+
+@admin_router.get("/runs/{run_id}")
+def get_run(context: Here, run_id: str) -> dict[str, Any]:
+    """One run: settings, metrics, groups, and what became of their sessions."""
+    try:
+        run = runs.get(context.db, RunId(run_id))
+    except NotFound as error:
+        raise HTTPException(404, str(error)) from error
+    found = groups.rows(context.db, {"run": run.id}, 1000, None)
+    return {
+        **asdict(run),
+        "groups": found,
+        "skipped_sessions": sessions.skipped_by_run(context.db, run.id),
+    }
+
+
+@admin_router.get("/versions")
+def list_versions(context: Here) -> dict[str, Any]:
+    """All versions with their states, and where each is loaded."""
+    items = [as_dict(v, context.settings.policy) for v in versions.all_versions(context.db)]
+    return {"items": items, "loadings": versions.loadings(context.db)}
+
+
+class TrainBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    scenario: str | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the update for this run alone: learning_rate, loss, steps, ..."""
+    wait: bool = False
+    """Answer when the run has ended, and its version answers new sessions."""
+
+
+@admin_router.post("/train", status_code=202)
+async def train(context: Here, body: TrainBody) -> JSONResponse:
+    """Ask for a run now, with the groups that there are."""
+    trainer = await anyio.to_thread.run_sync(lambda: coordination.trainer(context.db))
+    if not trainer_alive(trainer):
+        raise HTTPException(503, NO_TRAINER)
+    asked = RunRequest(RunId(new_id()), body.scenario, body.settings, time.time())
+    await anyio.to_thread.run_sync(lambda: runs.request(context.db, asked))
+    if not body.wait:
+        return JSONResponse({"id": asked.id, "state": RunState.REQUESTED}, 202)
+    while True:
+        await anyio.sleep(_POLL_SECONDS)
+        run, settled = await anyio.to_thread.run_sync(lambda: _settled(context, asked.id))
+        if settled:
+            return JSONResponse(asdict(run), 200)
+        if not trainer_alive(await anyio.to_thread.run_sync(lambda: coordination.trainer(context.db))):
+            raise HTTPException(503, f"run {asked.id} waits: {NO_TRAINER}")
+
+
+def _settled(context: Here, run_id: RunId) -> tuple[Run, bool]:
+    """The run, and whether nothing more will come of it: ended, and its version live or past that."""
+    run = runs.get(context.db, run_id)
+    if run.state is not RunState.SUCCEEDED:
+        return run, runs.is_ended(run)
+    assert run.version is not None
+    try:
+        state = versions.get(context.db, run.version).state
+    except NotFound:
+        return run, False
+    return run, state not in (VersionState.TRAINED, VersionState.VERIFIED)
+
+
+@admin_router.post("/pause")
+def pause(context: Here) -> dict[str, bool]:
+    """Stop forming groups and training; serving and recording go on."""
+    coordination.set_paused(context.db, True)
+    return {"paused": True}
+
+
+@admin_router.post("/resume")
+def resume(context: Here) -> dict[str, bool]:
+    coordination.set_paused(context.db, False)
+    return {"paused": False}
+
+
+def _page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:
+    return {"items": items, "cursor": items[-1][key] if len(items) == limit else None}
+
+
+def _session(context: Here, identity: Identity, episode: int | None) -> Session:
+    found = sessions.find(context.db, identity, episode)
+    if found is None:
+        which = f", episode {episode}" if episode else ""
+        raise HTTPException(404, f"there is no session {identity.session_id}{which}")
+    return found

@@ -1,0 +1,92 @@
+"""`GET /admin/status`: one page of truth."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from proxy.admin.context import Context
+from proxy.upstreams import Upstream
+from storage import coordination, groups, runs, sessions, versions
+from storage.types import BASE, version_name
+
+NO_TRAINER = "the trainer does not run: start it with `slipstream trainer` or ./scripts/serve"
+
+
+def status(context: Context) -> dict[str, Any]:
+    db = context.db
+    trainer = coordination.trainer(db)
+    newest = runs.newest(db)
+    return {
+        "policy": context.settings.policy,
+        "aliases": list(context.settings.alias),
+        "upstreams": [_upstream(context, u) for u in context.upstreams.all],
+        "live": version_name(context.settings.policy, context.policy.live()),
+        "versions": _versions(context),
+        "sessions": sessions.states(db),
+        "groups": groups.states(db),
+        "last_run": asdict(newest) if newest else None,
+        "paused": coordination.is_paused(db),
+        "trainer": asdict(trainer) if trainer else None,
+        "next_run": {
+            "at": trainer.next_cycle_at if trainer else None,
+            "waits_for": trainer.waits_for if trainer else NO_TRAINER,
+        },
+        "degraded": degraded(context),
+        "warnings": _warnings(context),
+    }
+
+
+def degraded(context: Context) -> list[str]:
+    """What does not work at the moment, and what to do about it."""
+    problems = [f"{u.url}: {u.problem}" for u in context.upstreams.all if u.problem]
+    if not context.upstreams.all:
+        problems.append("no vLLM server is configured: set SLIPSTREAM_UPSTREAM, or use ./scripts/serve")
+    problems += [p for p in (context.recorder.problem, context.ingestion.problem, context.policy.problem) if p]
+    if context.recorder.lost:
+        problems.append(f"{context.recorder.lost} calls could not be recorded whole since the proxy started")
+    if context.ingestion.refused:
+        problems.append(f"the database refused {context.ingestion.refused} records: see journal/refused")
+    trainer = coordination.trainer(context.db)
+    if not trainer_alive(trainer):
+        problems.append(NO_TRAINER)
+    elif trainer and trainer.problem:
+        problems.append(trainer.problem)
+    return problems
+
+
+def trainer_alive(trainer: coordination.TrainerState | None) -> bool:
+    return trainer is not None and time.time() - trainer.heartbeat_at < coordination.STALE_SECONDS
+
+
+def _upstream(context: Context, upstream: Upstream) -> dict[str, Any]:
+    return {
+        "url": upstream.url,
+        "problem": upstream.problem,
+        "base_model": upstream.base,
+        "root": upstream.root,
+        "serves": sorted(version_name(context.settings.policy, v) for v in upstream.serves),
+    }
+
+
+def _versions(context: Context) -> dict[str, list[str]]:
+    by_state: dict[str, list[str]] = {}
+    for version in versions.all_versions(context.db):
+        by_state.setdefault(version.state, []).append(version_name(context.settings.policy, version.number))
+    return by_state
+
+
+def _warnings(context: Context) -> list[str]:
+    warnings = []
+    untagged = sessions.count_skipped(context.db, sessions.UNTAGGED)
+    if untagged:
+        warnings.append(
+            f"{untagged} calls came without X-Session-Id: they were served and recorded, and cannot be trained on"
+        )
+    bare = sessions.count_skipped(context.db, sessions.NO_SCENARIO)
+    if bare:
+        warnings.append(f"{bare} sessions came without X-Scenario-Id: nothing can be compared with them")
+    if context.policy.live() == BASE and context.upstreams.all and not versions.newest_number(context.db):
+        warnings.append("no version has been trained yet: agents get the base model")
+    return warnings

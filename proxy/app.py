@@ -1,0 +1,126 @@
+"""The proxy as one ASGI app: agents' calls go a raw way, everything else goes to FastAPI."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from fastapi import FastAPI
+
+from proxy import secrets
+from proxy.admin.context import Context
+from proxy.admin.routes import admin_router, open_router
+from proxy.asgi import Receive, Scope, Send
+from proxy.client_api import ClientApi
+from proxy.dialects import DIALECTS, read_call
+from proxy.forward import Forward
+from proxy.recorder import Recorder
+from proxy.sessions import SessionTable
+from proxy.settings import ProxySettings
+from proxy.upstreams import Upstreams
+from proxy.versions import Policy
+from storage.database import Database
+from storage.ingest import Ingestion
+from storage.journal import JournalWriter
+
+_log = logging.getLogger("slipstream.proxy")
+
+_STEP_SECONDS = 1.0
+
+
+class App:
+    """The ASGI callable that uvicorn serves. Builds everything in its lifespan, so that importing costs nothing."""
+
+    def __init__(self, settings: ProxySettings) -> None:
+        self.settings = settings
+        self.fastapi = FastAPI(
+            title="Slipstream",
+            docs_url="/admin/docs",
+            openapi_url="/admin/openapi.json",
+            redoc_url=None,
+            lifespan=self._lifespan,
+        )
+        self.fastapi.include_router(open_router)
+        self.fastapi.include_router(admin_router)
+        self._forward: Forward | None = None
+        self._client_api: ClientApi | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
+            if scope["method"] == "POST" and scope["path"] in DIALECTS:
+                assert self._forward is not None
+                await self._forward(scope, receive, send)
+            else:
+                assert self._client_api is not None
+                await self._client_api(scope, receive, send)
+        else:
+            await self.fastapi(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        settings = self.settings
+        settings.data.mkdir(parents=True, exist_ok=True)
+        admin_key = _admin_key(settings)
+        upstream_key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
+        upstreams = Upstreams(settings.upstream, secrets.plugin_secret(settings.data), upstream_key, settings.model)
+        # One connection each for the event loop and for the loop of the versions, which works in threads.
+        db, versions_db = Database(settings.data, checkpoints=True), Database(settings.data, checkpoints=True)
+        after = db.number("SELECT segment FROM journal_position")
+        journal = JournalWriter(settings.journal, after=after, fsync=settings.fsync)
+        ingestion = Ingestion(settings.data, journal, read_call)
+        ingestion.catch_up()
+        ingestion.start()
+        recorder = Recorder(journal)
+        policy = Policy(versions_db, settings.policy, settings.adapters, upstreams)
+        table = SessionTable(db, recorder, policy.live)
+        await upstreams.start()
+        await upstreams.check_all(settings.policy)
+        self._forward = Forward(upstreams, policy, table, recorder, settings.alias)
+        self._client_api = ClientApi(upstreams, table, recorder, settings.alias)
+        self.fastapi.state.context = Context(settings, admin_key, upstreams, policy, table, recorder, ingestion)
+        loops = [
+            asyncio.create_task(_repeat("sessions", lambda: _close_idle(table, settings.session.idle))),
+            asyncio.create_task(_repeat("versions", lambda: _look_after_versions(upstreams, policy, table))),
+        ]
+        try:
+            yield
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await upstreams.stop()
+            await asyncio.to_thread(ingestion.stop)
+            journal.close()
+            versions_db.close()
+            db.close()
+
+
+def _admin_key(settings: ProxySettings) -> str:
+    if settings.admin_key is not None:
+        return settings.admin_key.get_secret_value()
+    key, made = secrets.keep(settings.data, secrets.ADMIN_KEY, "slip-")
+    if made:
+        print(f"The admin key, shown this once and kept in {settings.data / secrets.ADMIN_KEY}: {key}")  # noqa: T201
+    return key
+
+
+async def _close_idle(table: SessionTable, idle: float) -> None:
+    table.close_idle(time.time(), idle)
+
+
+async def _look_after_versions(upstreams: Upstreams, policy: Policy, table: SessionTable) -> None:
+    await upstreams.check_all(policy.name)
+    await policy.refresh(table)
+
+
+async def _repeat(name: str, step: Callable[[], Awaitable[None]]) -> None:
+    """A loop of the proxy: a step that fails is logged and tried again; serving goes on meanwhile."""
+    while True:
+        try:
+            await step()
+        except Exception:  # noqa: BLE001 - the edge of a background loop
+            _log.exception("the loop that looks after %s failed; it goes on", name)
+        await asyncio.sleep(_STEP_SECONDS)

@@ -1,0 +1,105 @@
+"""What agents may ask besides their calls: the models, the end of a session, a reward for it."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from proxy.asgi import ClientGone, Receive, Scope, Send, read_body, respond, respond_error
+from proxy.errors import BadRequest, NoSuchPath, NotServing, ProxyError
+from proxy.recorder import Recorder
+from proxy.sessions import SessionTable
+from proxy.tags import check_tag
+from proxy.upstreams import Upstreams
+from storage.states import ClosedBy
+from storage.types import DEFAULT_OWNER, Identity, Reward, new_id
+
+_SESSION = re.compile(r"/v1/sessions/([^/]+)/(end|reward)")
+_NOT_RECORDED = "recording is down: this was not kept; repeat it"
+
+
+class RewardBody(BaseModel):
+    """A reward as a client or the admin gives it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    value: FiniteFloat
+    name: str = Field("reward", min_length=1, max_length=256)
+    reason: str | None = Field(None, max_length=10_000)
+
+
+class ClientApi:
+    """Serves the paths under ``/v1`` that are Slipstream's own."""
+
+    def __init__(self, upstreams: Upstreams, table: SessionTable, recorder: Recorder, aliases: tuple[str, ...]) -> None:
+        self._upstreams = upstreams
+        self._table = table
+        self._recorder = recorder
+        self._aliases = tuple(alias for alias in aliases if alias != "*")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await respond(send, 200, orjson.dumps(await self._answer(scope, receive)))
+        except ClientGone:
+            pass
+        except ProxyError as error:
+            await respond_error(send, error)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        path = scope["raw_path"].decode("latin-1").partition("?")[0]
+        if scope["method"] == "GET" and path == "/v1/models":
+            return self._models()
+        found = _SESSION.fullmatch(path)
+        if scope["method"] != "POST" or not found:
+            raise NoSuchPath(f"{scope['method']} {scope['path']} is not served here")
+        identity = Identity(DEFAULT_OWNER, check_tag("the session id", unquote(found[1])))
+        if found[2] == "end":
+            return self._end(identity)
+        body = await read_body(receive)
+        return keep_reward(self._recorder, identity, _episode(scope), "client", parse_reward(body))
+
+    def _models(self) -> dict[str, Any]:
+        upstream = self._upstreams.choose("", None)
+        aliases = [
+            {"id": alias, "object": "model", "created": 0, "owned_by": "slipstream", "root": upstream.base}
+            for alias in self._aliases
+        ]
+        return {"object": "list", "data": [*aliases, *upstream.models]}
+
+    def _end(self, identity: Identity) -> dict[str, Any]:
+        if not self._table.end(identity, ClosedBy.ENDED, time.time()):
+            raise NoSuchPath(f"there is no session {identity.session_id}")
+        return {"session": identity.session_id, "state": "closed"}
+
+
+def parse_reward(body: bytes) -> RewardBody:
+    try:
+        return RewardBody.model_validate_json(body)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"])) or "body"
+        raise BadRequest(f'{where}: {problem["msg"]}; send {{"value": number, "name"?: str, "reason"?: str}}') from None
+
+
+def keep_reward(
+    recorder: Recorder, identity: Identity, episode: int | None, source: Literal["client", "admin"], body: RewardBody
+) -> dict[str, Any]:
+    """Record a reward. Raises `NotServing` when it could not be kept."""
+    reward = Reward(new_id(), identity, episode, body.name, source, body.value, body.reason, time.time())
+    if not recorder.reward(reward):
+        raise NotServing(_NOT_RECORDED)
+    return {"id": reward.id, "session": identity.session_id}
+
+
+def _episode(scope: Scope) -> int | None:
+    values = parse_qs(scope["query_string"].decode("latin-1")).get("episode")
+    if not values:
+        return None
+    if not values[0].isdigit():
+        raise BadRequest(f"episode is {values[0]!r}; it is a whole number from 1")
+    return int(values[0])

@@ -1,0 +1,74 @@
+"""What can go wrong in the proxy, and how an agent is told.
+
+* ProxyError             has an HTTP status and OpenAI's error form
+  * BadTag               400: a session or scenario tag that cannot be used
+  * BadRequest           400: a request to Slipstream's own API that cannot be read
+  * NoSuchPath           404: not a path that is forwarded
+  * UnknownVersion       404: a version that does not exist
+  * TooLarge             413: a request body above the limit
+  * UpstreamUnreachable  502: vLLM does not answer
+  * NotServing           503: vLLM answers, but cannot serve this call now
+* UpstreamFault          vLLM refused what the proxy itself asked of it
+"""
+
+from __future__ import annotations
+
+import orjson
+
+
+class ProxyError(Exception):
+    """Answered to the agent in the form that OpenAI's clients read."""
+
+    status = 500
+    type = "api_error"
+
+    @property
+    def body(self) -> bytes:
+        error = {"message": str(self), "type": self.type, "param": None, "code": self.status}
+        return orjson.dumps({"error": error})
+
+
+class BadTag(ProxyError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class BadRequest(ProxyError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class NoSuchPath(ProxyError):
+    status = 404
+    type = "not_found_error"
+
+
+class UnknownVersion(ProxyError):
+    status = 404
+    type = "not_found_error"
+
+
+class TooLarge(ProxyError):
+    status = 413
+    type = "invalid_request_error"
+
+
+class UpstreamUnreachable(ProxyError):
+    status = 502
+
+
+class NotServing(ProxyError):
+    status = 503
+
+
+class UpstreamFault(Exception):
+    """vLLM's answer to the proxy's own request: its text, and its status (None: there was no answer)."""
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+    @property
+    def is_refusal(self) -> bool:
+        """vLLM understood, and will not do it: trying again changes nothing."""
+        return self.status is not None and 400 <= self.status < 500

@@ -1,0 +1,46 @@
+"""Settings of the proxy."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
+
+from storage.settings import Settings, Table
+
+
+class SessionSettings(Table):
+    idle: float = Field(300.0, gt=0)
+    """Seconds without a call after which an open session closes."""
+
+
+class ProxySettings(Settings):
+    host: str = "127.0.0.1"
+    port: int = Field(8400, ge=1, le=65535)
+    upstream: Annotated[tuple[str, ...], NoDecode] = ()
+    """Base URLs of vLLM, without ``/v1``, comma between them."""
+    upstream_api_key: SecretStr | None = None
+    """vLLM's own key (``--api-key``). A client's key is never forwarded."""
+    alias: Annotated[tuple[str, ...], NoDecode] = ("agent",)
+    """Names by which agents call the policy, comma between them; ``*`` is every name that vLLM does not serve."""
+    admin_key: SecretStr | None = None
+    """None: made at the first start and kept in ``admin.key`` in the data folder."""
+    fsync: bool = False
+    """Record through to the disk before each answer ends: survives power loss, not only the death of the process."""
+    session: SessionSettings = SessionSettings()
+
+    @field_validator("upstream", "alias", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("upstream")
+    @classmethod
+    def _base_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is not an http:// or https:// address")
+        return tuple(url.rstrip("/").removesuffix("/v1") for url in value)

@@ -1,0 +1,166 @@
+"""The vLLM servers: whether each answers, runs the plugin, and which adapters it has loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+
+from proxy import capture
+from proxy.errors import NotServing, UpstreamFault, UpstreamUnreachable
+from storage.types import BASE, VersionNumber, parse_version
+
+_CHECK = aiohttp.ClientTimeout(total=10)
+_ASK = aiohttp.ClientTimeout(total=120)
+# vLLM closes a connection that was idle for 5 s; one that we close earlier is never found closed.
+_KEEPALIVE_SECONDS = 4.0
+
+
+@dataclass(slots=True, eq=False)
+class Upstream:
+    """One vLLM server, as it was at the last look."""
+
+    url: str
+    problem: str | None = "not asked yet"
+    """Why it cannot serve agents, with what to do; None when it can."""
+    base: str | None = None
+    """The base model's name there."""
+    root: str | None = None
+    """Where its weights come from: a folder or a hub's name."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Adapters that vLLM lists, with the folder of each."""
+    models: tuple[dict[str, Any], ...] = ()
+    serves: set[VersionNumber] = field(default_factory=set)
+    """Versions that sessions may be sent to: loaded and probed."""
+
+
+class Upstreams:
+    """All vLLM servers, one HTTP client for them, and the choice of one for a session."""
+
+    def __init__(self, urls: tuple[str, ...], secret: str, api_key: str | None, model: str | None) -> None:
+        self._secret = secret
+        self._model = model
+        self._key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.all = tuple(Upstream(url) for url in urls)
+        self._client: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
+        self._client = aiohttp.ClientSession(
+            connector=connector,
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
+            read_bufsize=2**20,
+            max_line_size=2**20,
+            max_field_size=2**20,
+            skip_auto_headers=("Accept", "Content-Type", "User-Agent"),
+            headers=self._key,
+        )
+
+    async def stop(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    @property
+    def client(self) -> aiohttp.ClientSession:
+        assert self._client is not None, "start() comes first"
+        return self._client
+
+    def header(self, nonce: str, model: str | None) -> str:
+        return capture.request_header(self._secret, nonce, model)
+
+    def choose(self, session_id: str, version: VersionNumber | None) -> Upstream:
+        """The server for a session: the same one for all its calls while it can serve (prefix cache).
+
+        ``version`` None: any that answers. Raises `UpstreamUnreachable` when none answers, `NotServing` when those
+        that do cannot serve this version now.
+        """
+        able = [u for u in self.all if u.problem is None]
+        serving = [u for u in able if version is None or version in u.serves]
+        if serving:
+            return serving[zlib.crc32(session_id.encode()) % len(serving)]
+        if able:
+            raise NotServing(f"version {version} is being loaded into vLLM; repeat the call")
+        if not self.all:
+            raise UpstreamUnreachable("no vLLM server is configured: set SLIPSTREAM_UPSTREAM")
+        raise UpstreamUnreachable("; ".join(f"{u.url}: {u.problem}" for u in self.all))
+
+    async def check(self, upstream: Upstream, policy: str) -> None:
+        """Look at a server anew: does it answer, with the plugin, and what has it loaded?"""
+        try:
+            async with self.client.get(
+                upstream.url + "/v1/models",
+                headers={capture.HEADER: self.header(capture.new_nonce(), None)},
+                timeout=_CHECK,
+            ) as response:
+                body = await response.read()
+                header = response.headers.get(capture.HEADER)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            upstream.problem = f"vLLM does not answer ({_short(error)}): is it running at this address?"
+            upstream.serves.clear()
+            return
+        if response.status != 200:
+            upstream.problem = f"GET /v1/models was answered with {response.status}: {_text(body)}"
+            return
+        if capture.frame_length(header) is None:
+            upstream.problem = (
+                "vLLM runs without Slipstream's plugin, or with another SLIPSTREAM_PLUGIN_SECRET: start it with "
+                "`--middleware proxy.vllm_plugin.capture.CaptureMiddleware` (README, «A vLLM that already runs»)"
+            )
+            return
+        self._read_models(upstream, body, policy)
+
+    def _read_models(self, upstream: Upstream, body: bytes, policy: str) -> None:
+        models = orjson.loads(body)["data"]
+        bases = [m for m in models if m.get("parent") is None]
+        wanted = self._model or (bases[0]["id"] if bases else None)
+        base = next((m for m in bases if m["id"] == wanted), None)
+        if base is None:
+            names = ", ".join(m["id"] for m in bases) or "no model at all"
+            upstream.problem = f"vLLM serves {names}, not {wanted}: set SLIPSTREAM_MODEL to a model that it serves"
+            return
+        upstream.base, upstream.root = base["id"], base.get("root") or base["id"]
+        upstream.models = tuple(models)
+        upstream.adapters = {m["id"]: m.get("root") or "" for m in models if m.get("parent") is not None}
+        loaded = {parse_version(policy, name) for name in upstream.adapters}
+        upstream.serves = {v for v in upstream.serves if v in loaded} | {BASE}
+        upstream.problem = None
+
+    async def post(self, upstream: Upstream, path: str, document: Any, model: str | None = None) -> bytes:
+        """The proxy's own request. ``model`` names the version that answers, by the way that agents' calls take.
+
+        Raises `UpstreamFault` with vLLM's text when the answer is not 200.
+        """
+        try:
+            async with self.client.post(
+                upstream.url + path,
+                data=orjson.dumps(document),
+                headers={
+                    "Content-Type": "application/json",
+                    capture.HEADER: self.header(capture.new_nonce(), model),
+                },
+                timeout=_ASK,
+            ) as response:
+                body = await response.read()
+                header = response.headers.get(capture.HEADER)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UpstreamFault(f"{path} at {upstream.url}: {_short(error)}") from error
+        if response.status != 200:
+            text = f"{path} at {upstream.url} was answered with {response.status}: {_text(body)}"
+            raise UpstreamFault(text, response.status)
+        return body[capture.frame_length(header) or 0 :]
+
+    async def check_all(self, policy: str) -> None:
+        await asyncio.gather(*(self.check(upstream, policy) for upstream in self.all))
+
+
+def _short(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _text(body: bytes) -> str:
+    return body[:500].decode("utf-8", "replace")

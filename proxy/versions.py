@@ -1,0 +1,218 @@
+"""The policy table: from a finished run to the version that answers agents.
+
+The proxy alone loads adapters into vLLM. A version is loaded under a name that is never used again, from a folder whose
+digest is checked, and is probed on every server before the first agent gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from proxy.errors import UpstreamFault
+from proxy.probe import ProbeResult, ProbeRow, Verdict, probe
+from proxy.sessions import SessionTable
+from proxy.upstreams import Upstream, Upstreams
+from storage import runs, versions
+from storage.database import Database
+from storage.states import VersionState
+from storage.types import BASE, Run, Version, VersionNumber, version_name
+
+_log = logging.getLogger("slipstream.versions")
+
+MANIFEST = "manifest.json"
+WEIGHTS = "adapter_model.safetensors"
+NO_RUNTIME_ADAPTERS = (
+    "vLLM cannot load adapters while it runs: start it with `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+)
+_SERVED = (VersionState.LIVE, VersionState.STANDBY)
+
+
+class AdapterFault(Exception):
+    """An adapter's folder is not what its manifest says; the text says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    digest: str
+    probe: list[ProbeRow]
+
+
+class Policy:
+    """The versions and their states; `refresh` carries each as far as it can go."""
+
+    def __init__(self, db: Database, name: str, adapters: Path, upstreams: Upstreams) -> None:
+        versions.ensure_base(db, time.time())
+        self._db = db
+        self.name = name
+        self._adapters = adapters
+        self._upstreams = upstreams
+        self._live = versions.live(db).number
+        self._known = {version.number for version in versions.all_versions(db)}
+        self.problem: str | None = None
+
+    def live(self) -> VersionNumber:
+        """The version for new sessions."""
+        return self._live
+
+    def knows(self, number: VersionNumber) -> bool:
+        return number in self._known
+
+    def model(self, upstream: Upstream, number: VersionNumber) -> str:
+        """The name under which ``upstream`` serves a version."""
+        return upstream.base or "" if number == BASE else version_name(self.name, number)
+
+    async def refresh(self, table: SessionTable) -> None:
+        """One step: take over new versions, load what must be loaded, probe, make live, retire."""
+        for run in await asyncio.to_thread(runs.succeeded_after, self._db, versions.newest_number(self._db)):
+            await asyncio.to_thread(self._take_over, run)
+        for version in await asyncio.to_thread(versions.all_versions, self._db):
+            if version.state in (VersionState.TRAINED, VersionState.VERIFIED):
+                await self._verify(version)
+            elif version.number != BASE and (version.state in _SERVED or version.number in table.pinned()):
+                await self._keep_loaded(version)
+        await self._retire(table.pinned())
+
+    def _take_over(self, run: Run) -> None:
+        assert run.version is not None
+        folder = self._adapters / version_name(self.name, run.version)
+        digest = orjson.loads((folder / MANIFEST).read_bytes())["sha256"][WEIGHTS]
+        with self._db.transaction():
+            versions.add(self._db, run, str(folder), digest, time.time())
+        self._known.add(run.version)
+
+    async def _verify(self, version: Version) -> None:
+        ready = [u for u in self._upstreams.all if u.problem is None]
+        if not ready:
+            return
+        results = []
+        for upstream in ready:
+            try:
+                results.append(await self._load_and_probe(version, upstream))
+            except AdapterFault as fault:
+                await asyncio.to_thread(self._reject, version, str(fault))
+                return
+            except UpstreamFault as fault:
+                # vLLM may be going away: tried again at the next step; a version that never loads stays `trained`.
+                self.problem = f"{version_name(self.name, version.number)} could not be loaded or probed: {fault}"
+                _log.warning(self.problem)
+                return
+        wrong = [r for r in results if r.verdict is Verdict.WRONG]
+        if wrong:
+            reason = f"the probe failed: slope {wrong[0].slope} ± {wrong[0].standard_error} where 1 was expected"
+            await asyncio.to_thread(self._reject, version, reason)
+            return
+        self.problem = None
+        await asyncio.to_thread(self._make_live, version, results[0])
+
+    async def _load_and_probe(self, version: Version, upstream: Upstream) -> ProbeResult:
+        manifest = await asyncio.to_thread(read_manifest, version, self._adapters)
+        await self._load(version, upstream)
+        parent = version.parent or BASE
+        if parent != BASE and parent not in upstream.serves:
+            await self._keep_loaded(await asyncio.to_thread(versions.get, self._db, parent))
+        names = self.model(upstream, parent), self.model(upstream, version.number)
+        result = await probe(self._upstreams, upstream, manifest.probe, *names)
+        now = time.time()
+        await asyncio.to_thread(versions.set_loading, self._db, version.number, upstream.url, now, result.verdict.value)
+        if result.verdict is not Verdict.WRONG:
+            upstream.serves.add(version.number)
+        return result
+
+    async def _load(self, version: Version, upstream: Upstream) -> None:
+        name = version_name(self.name, version.number)
+        if name not in upstream.adapters:
+            document = {"lora_name": name, "lora_path": version.path}
+            try:
+                await self._upstreams.post(upstream, "/v1/load_lora_adapter", document)
+            except UpstreamFault as fault:
+                if fault.status == 404:
+                    upstream.problem = NO_RUNTIME_ADAPTERS
+                elif fault.is_refusal:
+                    raise AdapterFault(f"vLLM refuses the adapter: {fault}") from fault
+                raise
+            await self._upstreams.check(upstream, self.name)
+        if upstream.adapters.get(name) != version.path:
+            raise AdapterFault(f"vLLM at {upstream.url} serves {name} from {upstream.adapters.get(name)!r}")
+
+    async def _keep_loaded(self, version: Version) -> None:
+        """After a restart of vLLM: a version that was probed before is loaded again."""
+        for upstream in self._upstreams.all:
+            if upstream.problem is None and version.number not in upstream.serves:
+                try:
+                    await asyncio.to_thread(read_manifest, version, self._adapters)
+                    await self._load(version, upstream)
+                except (AdapterFault, UpstreamFault) as fault:
+                    self.problem = f"{version_name(self.name, version.number)} cannot be served: {fault}"
+                    _log.error(self.problem)
+                    continue
+                now = time.time()
+                await asyncio.to_thread(versions.set_loading, self._db, version.number, upstream.url, now, None)
+                upstream.serves.add(version.number)
+
+    def _make_live(self, version: Version, result: ProbeResult) -> None:
+        now = time.time()
+        with self._db.transaction():
+            versions.set_probe(self._db, version.number, result.as_dict())
+            if version.state is VersionState.TRAINED:
+                versions.move(self._db, version.number, VersionState.VERIFIED, None, now)
+            versions.move(self._db, self._live, VersionState.STANDBY, None, now)
+            versions.move(self._db, version.number, VersionState.LIVE, None, now)
+        self._live = version.number
+        _log.info("%s is live (%s)", version_name(self.name, version.number), result.verdict)
+
+    def _reject(self, version: Version, reason: str) -> None:
+        with self._db.transaction():
+            versions.move(self._db, version.number, VersionState.REJECTED, reason, time.time())
+        _log.error("%s is rejected: %s", version_name(self.name, version.number), reason)
+
+    async def _retire(self, pinned: set[VersionNumber]) -> None:
+        """Versions behind the newest standby, named by no open session, leave vLLM."""
+        all_versions = await asyncio.to_thread(versions.all_versions, self._db)
+        standby = [v for v in all_versions if v.state is VersionState.STANDBY and v.number != BASE]
+        for version in standby[:-1]:
+            if version.number in pinned:
+                continue
+            for upstream in self._upstreams.all:
+                upstream.serves.discard(version.number)
+                await self._unload(version, upstream)
+            await asyncio.to_thread(versions.move, self._db, version.number, VersionState.RETIRED, None, time.time())
+
+    async def _unload(self, version: Version, upstream: Upstream) -> None:
+        name = version_name(self.name, version.number)
+        if upstream.problem is None and name in upstream.adapters:
+            try:
+                await self._upstreams.post(upstream, "/v1/unload_lora_adapter", {"lora_name": name})
+            except UpstreamFault as fault:
+                _log.warning("%s stays loaded: %s", name, fault)
+
+
+def read_manifest(version: Version, adapters: Path) -> Manifest:
+    """The manifest of a version's folder, checked: inside the adapter root, the weights' digest as recorded.
+
+    Raises `AdapterFault`.
+    """
+    folder = Path(version.path or "")
+    if folder.resolve().parent != adapters.resolve():
+        raise AdapterFault(f"{folder} does not lie in {adapters}")
+    try:
+        document: dict[str, Any] = orjson.loads((folder / MANIFEST).read_bytes())
+        with (folder / WEIGHTS).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError) as error:
+        raise AdapterFault(f"{folder} cannot be read: {error}") from error
+    if digest != version.digest or document["sha256"][WEIGHTS] != digest:
+        raise AdapterFault(f"{folder / WEIGHTS} is not the file that was trained: its sha256 is {digest}")
+    return Manifest(digest, [ProbeRow(**row) for row in document["probe"]])
+
+
+def as_dict(version: Version, policy: str) -> dict[str, Any]:
+    """A version as the admin API shows it."""
+    return {"name": version_name(policy, version.number), **asdict(version)}
