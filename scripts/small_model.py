@@ -7,7 +7,6 @@ padding, and padding must never be a token that the model can say.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from importlib.resources import files
@@ -31,7 +30,6 @@ def prepare(folder: Path) -> Path:
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         _convert(staging)
-        os.chmod(staging, 0o755)
         staging.rename(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -81,6 +81,18 @@ def move(db: Database, group: Group, state: GroupState, reason: str | None = Non
     )
 
 
+def set_consumed(db: Database, run: RunId, consumed: Sequence[GroupId]) -> None:
+    """What a run learns from, recorded before it starts. Inside a transaction."""
+    for group in consumed:
+        db.insert("run_groups", run=run, group=group)
+
+
+def consumed_by(db: Database, run: RunId) -> list[Group]:
+    """The groups that a run took, whatever came of it."""
+    rows = db.all('SELECT groups.* FROM run_groups JOIN groups ON groups.id = "group" WHERE run_groups.run = ?', (run,))
+    return [_group(db, row) for row in rows]
+
+
 def rows(db: Database, where: dict[str, Any], limit: int, cursor: str | None) -> list[dict[str, Any]]:
     """Groups as the admin API lists them, newest first."""
     terms = ["1"] + [f"{column} = ?" for column in where]

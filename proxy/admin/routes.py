@@ -128,10 +128,11 @@ def get_run(context: Here, run_id: str) -> dict[str, Any]:
         run = runs.get(context.db, RunId(run_id))
     except NotFound as error:
         raise HTTPException(404, str(error)) from error
-    found = groups.rows(context.db, {"run": run.id}, 1000, None)
     return {
         **asdict(run),
-        "groups": found,
+        "groups": [
+            {"id": g.id, "scenario": g.scenario, "state": g.state} for g in groups.consumed_by(context.db, run.id)
+        ],
         "skipped_sessions": sessions.skipped_by_run(context.db, run.id),
     }
 
@@ -187,7 +188,7 @@ def _settled(context: Here, run_id: RunId) -> tuple[Run, bool]:
 
 @admin_router.post("/pause")
 def pause(context: Here) -> dict[str, bool]:
-    """Stop forming groups and training; serving and recording go on."""
+    """Stop the scheduler: no group is formed and nothing trained, unless a run is asked for. Serving goes on."""
     coordination.set_paused(context.db, True)
     return {"paused": True}
 

@@ -83,6 +83,11 @@ CREATE TABLE runs (
 );
 CREATE INDEX runs_by_state ON runs (state);
 
+CREATE TABLE run_groups (
+  run TEXT NOT NULL REFERENCES runs (id), "group" TEXT NOT NULL REFERENCES groups (id),
+  PRIMARY KEY (run, "group")
+) WITHOUT ROWID;
+
 CREATE TABLE versions (
   number INTEGER PRIMARY KEY, run TEXT, parent INTEGER,
   state TEXT NOT NULL, reason TEXT, path TEXT, digest TEXT,

@@ -1,0 +1,148 @@
+"""`slipstream`, the one command."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+import uvicorn
+from pydantic import ValidationError
+from rich.console import Console
+
+from proxy.app import App
+from proxy.settings import ProxySettings
+from scripts import demo as demo_module
+from scripts.services import CannotStart, Services, require_free_port
+from storage.errors import StorageError
+from storage.settings import explain
+from trainer import loop
+from trainer.errors import TrainerError
+from trainer.settings import TrainerSettings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+_DRAIN_SECONDS = 30
+_LOG = "%(asctime)s %(name)s %(levelname)s %(message)s"
+
+S = TypeVar("S", ProxySettings, TrainerSettings)
+
+
+@app.command()
+def serve() -> None:
+    """Run vLLM, proxy and trainer together, until SIGTERM or Ctrl-C."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: _interrupt(stop))
+    console = Console()
+    services = _settings(lambda: Services(None, console.print))
+    try:
+        services.start()
+        console.print(f"Slipstream serves at {services.url}/v1 (model `{services.proxy_settings.alias[0]}`)")
+        console.print(f"admin key: {services.proxy_settings.data / 'admin.key'} · logs: {services.proxy_settings.logs}")
+        stop.wait()
+    except KeyboardInterrupt:
+        pass
+    except CannotStart as error:
+        _fail(str(error))
+    finally:
+        services.stop()
+
+
+@app.command()
+def proxy() -> None:
+    """Run the proxy alone; `SLIPSTREAM_UPSTREAM` names the vLLM servers."""
+    logging.basicConfig(level=logging.INFO, format=_LOG)
+    settings = _settings(ProxySettings)
+    try:
+        require_free_port(settings.host, settings.port)
+    except CannotStart as error:
+        _fail(str(error))
+    config = uvicorn.Config(
+        App(settings),
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        # vLLM's own headers of these names are passed on.
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    server.run()
+    if not server.started:
+        sys.exit(3)
+
+
+@app.command()
+def trainer() -> None:
+    """Run the trainer alone, beside a proxy on the same data folder."""
+    logging.basicConfig(level=logging.INFO, format=_LOG)
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    settings = _settings(TrainerSettings)
+    try:
+        loop.serve(settings)
+    except (TrainerError, StorageError) as error:
+        _fail(str(error))
+
+
+@app.command()
+def demo(
+    scenario: Annotated[demo_module.Task, typer.Option(help="The demo agent's task.")] = demo_module.Task.WORDS,
+    steps: Annotated[int, typer.Option(min=3, help="Rounds of work, each followed by a training run.")] = 16,
+    model: Annotated[str | None, typer.Option(help="A Hugging Face name or a folder.")] = None,
+    control: Annotated[
+        demo_module.Control, typer.Option(help="`shuffle` deals the rewards out at random: nothing may be learned.")
+    ] = demo_module.Control.NONE,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the servers up at the end.")] = False,
+    data: Annotated[Path | None, typer.Option(help="A new folder for what is recorded and trained.")] = None,
+) -> None:
+    """Watch the loop turn: a small agent gets better while it works."""
+    options = demo_module.Options(scenario, steps, model, control, keep, data)
+    try:
+        code = _settings(lambda: demo_module.run(options))
+    except CannotStart as error:
+        _fail(str(error))
+    sys.exit(code)
+
+
+def main() -> None:
+    app()
+
+
+T = TypeVar("T")
+
+
+def _settings(make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except ValidationError as error:
+        _fail(explain(error))
+
+
+def _interrupt(stop: threading.Event) -> None:
+    """While the service is still starting, a signal ends the wait at once."""
+    if stop.is_set():
+        return
+    stop.set()
+    raise KeyboardInterrupt
+
+
+def _fail(text: str) -> typing.NoReturn:
+    print(f"slipstream: {text}", file=sys.stderr)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""vLLM, proxy and trainer as one service: started in order, kept running, stopped together."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from proxy.settings import ProxySettings
+from scripts import small_model
+from scripts.supervisor import Part, Supervisor
+from scripts.vllm_server import VllmServer
+from trainer.settings import TrainerSettings
+
+PROJECT = Path(__file__).parent.parent
+MODELS = PROJECT / "models"
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_START_SECONDS = 1800.0
+"""A large model takes its time to load, and a hub's to arrive."""
+
+Say = Callable[[str], None]
+
+
+class CannotStart(Exception):
+    """A part did not come up; the text says which, why, and what to do."""
+
+
+class Services:
+    """What `slipstream serve` runs, with the settings of this process's surroundings."""
+
+    def __init__(self, model: str | None, say: Say) -> None:
+        self.proxy_settings = ProxySettings()
+        self.trainer_settings = TrainerSettings()
+        self._variables: dict[str, str] = {}
+        self._say = say
+        self._supervisor = Supervisor(say)
+        self._vllm: Part | None = None
+        self.url = f"http://{self.proxy_settings.host}:{self.proxy_settings.port}"
+        self._model = model or self.proxy_settings.model
+
+    def start(self) -> None:
+        """Start everything and wait until agents can be served. Raises `CannotStart`."""
+        settings = self.proxy_settings
+        require_free_port(settings.host, settings.port)
+        if not settings.upstream:
+            self._start_vllm()
+        for name in ("proxy", "trainer"):
+            self._supervisor.start(self._part(name, [sys.executable, "-m", "scripts.cli", name]))
+        self._wait_until_ready()
+
+    def stop(self) -> None:
+        self._supervisor.stop()
+
+    def run_beside(self, name: str, command: list[str]) -> None:
+        """Keep a further program running with the others."""
+        self._supervisor.start(self._part(name, command))
+
+    def log(self, name: str) -> Path:
+        return self.proxy_settings.logs / f"{name}.log"
+
+    def _start_vllm(self) -> None:
+        model = find_model(self._model, self._say)
+        name = Path(model).name if Path(model).is_dir() else model
+        server = VllmServer(
+            model=model,
+            name=name,
+            port=self.proxy_settings.port + 1,
+            settings=self.proxy_settings,
+            update=self.trainer_settings.train,
+            python=os.environ.get("SLIPSTREAM_VLLM_PYTHON", sys.executable),
+        )
+        require_free_port("127.0.0.1", server.port)
+        self._variables |= {"SLIPSTREAM_UPSTREAM": server.url, "SLIPSTREAM_MODEL": name}
+        self._vllm = Part("vllm", server.command(), server.environment(), self.log("vllm"))
+        self._say(f"starting vLLM with {name} at {server.url}")
+        self._supervisor.start(self._vllm)
+
+    def _part(self, name: str, command: list[str]) -> Part:
+        return Part(name, command, {**os.environ, **self._variables}, self.log(name))
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        answer = "the proxy does not answer yet"
+        while time.monotonic() < deadline:
+            if self._vllm is not None and self._vllm.restarts:
+                raise CannotStart(f"vLLM does not start. The end of {self._vllm.log}:\n{self._vllm.tail()}")
+            try:
+                response = httpx.get(f"{self.url}/ready", timeout=5)
+                if response.status_code == 200:
+                    return
+                answer = "; ".join(response.json().get("problems", []))
+                if self._vllm is None:
+                    raise CannotStart(answer)
+            except httpx.HTTPError:
+                self._require_alive("proxy")
+            self._require_alive("trainer")
+            time.sleep(0.5)
+        raise CannotStart(f"not ready after {_START_SECONDS:.0f} s: {answer}")
+
+    def _require_alive(self, name: str) -> None:
+        for part in self._supervisor.parts:
+            if part.name == name and part.restarts > 1:
+                raise CannotStart(f"the {name} does not start. The end of {part.log}:\n{part.tail()}")
+
+
+def find_model(model: str | None, say: Say) -> str:
+    """A folder or a hub's name that vLLM can load; None: the small model, made at its first use.
+
+    Raises `CannotStart` for a folder that does not exist.
+    """
+    if model is None:
+        folder = MODELS / small_model.NAME
+        if not folder.is_dir():
+            say(f"preparing {small_model.NAME} (half a minute, once)")
+        return str(small_model.prepare(folder))
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CannotStart(f"{path} holds no config.json: it is not a Hugging Face model folder")
+        return str(path.absolute())
+    if not _HUB_NAME.fullmatch(model) or model.startswith("."):
+        raise CannotStart(f"there is no model {model!r}: give a folder that exists, or a hub's name such as org/model")
+    return model
+
+
+def require_free_port(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise CannotStart(
+                f"port {port} on {host} cannot be used ({error.strerror}): stop what listens there, "
+                f"or choose another with SLIPSTREAM_PORT (vLLM gets the next one)"
+            ) from error

@@ -1,0 +1,67 @@
+"""The judge: any OpenAI-compatible chat endpoint, asked for a JSON document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from trainer.errors import JudgeRefused, JudgeUnreachable
+
+_TIMEOUT = httpx.Timeout(120.0, connect=10.0)
+_PASSES_BY_ITSELF = (408, 429)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    content: str
+    tokens: int
+    """What the judge says that it used, prompt and answer together; 0 where it does not say."""
+
+
+class Judge:
+    """Asks; whether the answer can be used is for the asker to say."""
+
+    def __init__(self, base_url: str, model: str, api_key: str | None) -> None:
+        self.name = model
+        self._url = base_url.rstrip("/") + "/chat/completions"
+        self._client = httpx.Client(timeout=_TIMEOUT, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+
+    def ask(self, messages: list[dict[str, str]], schema: dict[str, Any]) -> Reply:
+        """One request. Raises `JudgeUnreachable` for what passes by itself or needs a person, else `JudgeRefused`."""
+        document = {
+            "model": self.name,
+            "messages": messages,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "scores", "strict": True, "schema": schema},
+            },
+        }
+        try:
+            response = self._client.post(self._url, json=document)
+        except httpx.HTTPError as error:
+            raise JudgeUnreachable(
+                f"the judge at {self._url} does not answer ({error or type(error).__name__}): groups wait; "
+                f"check SLIPSTREAM_JUDGE_BASE_URL"
+            ) from error
+        status = response.status_code
+        if status in (401, 403, 404) or status in _PASSES_BY_ITSELF or status >= 500:
+            raise JudgeUnreachable(
+                f"the judge at {self._url} answered with {status}: {response.text[:300]}; groups wait; "
+                f"check SLIPSTREAM_JUDGE_BASE_URL, _MODEL and _API_KEY"
+            )
+        if status != 200:
+            raise JudgeRefused(f"the judge answered with {status}: {response.text[:300]}")
+        try:
+            body = response.json()
+            content = body["choices"][0]["message"].get("content")
+            tokens = (body.get("usage") or {}).get("total_tokens") or 0
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise JudgeRefused(f"the judge's answer is not a chat completion: {response.text[:300]}") from error
+        if not isinstance(content, str) or not content.strip():
+            raise JudgeRefused("the judge's answer is empty")
+        return Reply(content, int(tokens))
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,0 +1,117 @@
+"""The trainer as a process: APScheduler turns the cycle, a heartbeat says that it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from storage import coordination
+from storage.database import Database, OperationalError
+from trainer.cycle import Cycle
+from trainer.errors import AlreadyRunning
+from trainer.judge import Judge
+from trainer.settings import TrainerSettings
+from trainer.training_runs import TrainingRuns
+from trainer.worker import UpdateWorker
+
+_log = logging.getLogger("slipstream.trainer")
+
+_BEAT_SECONDS = 2.0
+_WATCH_SECONDS = 0.5
+
+
+class Trainer:
+    """Owns the scheduler, the cycle, the judge's client and the update worker."""
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self._settings = settings
+        # The heartbeat and the watch must not wait for the cycle's transactions: one connection for each job.
+        self._db, self._beat_db, self._watch_db = (Database(settings.data) for _ in range(3))
+        self._worker = UpdateWorker(settings.logs / "update-worker.log")
+        training = TrainingRuns(self._db, settings, self._worker)
+        coordination.beat(self._beat_db, time.time())
+        training.adopt()
+        self._judge = _judge(settings)
+        self._cycle = Cycle(self._db, settings, self._judge, training)
+        self._watcher = Cycle(self._watch_db, settings, None, training)
+        self._turning = threading.Lock()
+        self._scheduler = BackgroundScheduler(timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1})
+
+    def start(self) -> None:
+        add = self._scheduler.add_job
+        add(self._beat, "interval", seconds=_BEAT_SECONDS, id="heartbeat")
+        add(self._watch, "interval", seconds=_WATCH_SECONDS, id="watch")
+        now = datetime.datetime.now(datetime.UTC)
+        add(self._turn, "interval", seconds=self._settings.trainer.interval, id="cycle", next_run_time=now)
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        """End what is under way: a run in the worker is lost, and its groups wait for the next one."""
+        self._worker.close()
+        self._scheduler.shutdown(wait=True)
+        if self._judge is not None:
+            self._judge.close()
+        for db in (self._db, self._beat_db, self._watch_db):
+            db.close()
+
+    def _beat(self) -> None:
+        with _busy_is_no_fault("heartbeat"):
+            coordination.beat(self._beat_db, time.time())
+            due = self._scheduler.get_job("cycle").next_run_time
+            coordination.set_next_cycle(self._beat_db, due.timestamp() if due else None)
+
+    def _watch(self) -> None:
+        with _busy_is_no_fault("watch"):
+            if not self._turning.locked() and self._watcher.is_due():
+                self._scheduler.modify_job("cycle", next_run_time=datetime.datetime.now(datetime.UTC))
+
+    def _turn(self) -> None:
+        with self._turning, _busy_is_no_fault("cycle"):
+            self._cycle.turn()
+
+
+def serve(settings: TrainerSettings) -> None:
+    """Run the trainer until SIGTERM or SIGINT. Raises `AlreadyRunning` when another one works on this data folder."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    with only_one(settings):
+        trainer = Trainer(settings)
+        trainer.start()
+        stopped.wait()
+        trainer.stop()
+
+
+@contextlib.contextmanager
+def only_one(settings: TrainerSettings) -> Iterator[None]:
+    settings.data.mkdir(parents=True, exist_ok=True)
+    with (settings.data / ".trainer.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(f"another trainer works on {settings.data}: stop it first") from None
+        yield
+
+
+@contextlib.contextmanager
+def _busy_is_no_fault(what: str) -> Iterator[None]:
+    """A locked database is tried again at the next turn."""
+    try:
+        yield
+    except OperationalError as error:
+        _log.warning("the %s could not use the database: %s", what, error)
+
+
+def _judge(settings: TrainerSettings) -> Judge | None:
+    if not settings.judge_base_url or not settings.judge_model:
+        return None
+    key = settings.judge_api_key
+    return Judge(settings.judge_base_url, settings.judge_model, key.get_secret_value() if key else None)

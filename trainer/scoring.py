@@ -1,0 +1,84 @@
+"""Scoring a group: by the clients' own rewards where every member has one, else by the judge."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from storage import calls, groups, rewards, sessions
+from storage.database import Database
+from storage.states import GroupState, Outcome
+from storage.types import Group, Member, SessionKey
+from trainer import ruler, sequences
+from trainer.errors import JudgeRefused
+from trainer.judge import Judge
+
+CLIENTS = "the clients' own rewards"
+
+
+def score(db: Database, group: Group, judge: Judge | None, min_spread: float) -> bool:
+    """Give every member its reward; a group that cannot be scored, or teaches nothing, is skipped with the reason.
+
+    Returns False when a judge is needed and none is configured: the group waits.
+
+    Raises `JudgeUnreachable`.
+    """
+    given = [_given(db, member.session) for member in group.members]
+    if all(reward is not None for reward in given):
+        members = [replace(m, reward=r, explanation=None) for m, r in zip(group.members, given, strict=True)]
+        _keep(db, group, members, CLIENTS, 0, min_spread)
+        return True
+    if judge is None:
+        return False
+    try:
+        attempts = [_attempt(db, member.session) for member in group.members]
+        scores = ruler.score(judge, attempts)
+    except JudgeRefused as refused:
+        skip(db, group, f"judge failed: {refused}")
+        return True
+    members = [
+        replace(m, reward=s.value, explanation=s.explanation) for m, s in zip(group.members, scores.scores, strict=True)
+    ]
+    _keep(db, group, members, judge.name, scores.tokens, min_spread)
+    return True
+
+
+def skip(db: Database, group: Group, reason: str) -> None:
+    """The group is not trained, and so are its sessions."""
+    now = time.time()
+    with db.transaction():
+        groups.move(db, group, GroupState.SKIPPED, reason)
+        for member in group.members:
+            sessions.set_outcome(db, member.session, Outcome.SKIPPED, reason, None, now)
+
+
+def _keep(db: Database, group: Group, members: list[Member], judge: str, tokens: int, min_spread: float) -> None:
+    now = time.time()
+    values = [member.reward for member in members if member.reward is not None]
+    spread = max(values) - min(values)
+    with db.transaction():
+        groups.set_scores(db, group, members, judge, tokens, now)
+        if group.split == "eval":
+            groups.move(db, group, GroupState.EVAL)
+            outcome, reason = Outcome.EVALUATED, None
+        elif spread < min_spread:
+            reason = f"no variance: best and worst reward differ by {spread:.3g}"
+            groups.move(db, group, GroupState.SKIPPED, reason)
+            outcome = Outcome.SKIPPED
+        else:
+            return
+        for member in members:
+            sessions.set_outcome(db, member.session, outcome, reason, None, now)
+
+
+def _given(db: Database, session: SessionKey) -> float | None:
+    """The newest reward that a client or the admin gave; None where there is none."""
+    found = rewards.of_session(db, session)
+    return found[-1].value if found else None
+
+
+def _attempt(db: Database, session: SessionKey) -> ruler.Attempt:
+    last = sequences.trajectory(calls.of_session(db, session)).last_call
+    assert last is not None, "a session without an answer does not enter a group"
+    messages, tools = calls.transcript(db, last)
+    return ruler.Attempt(tuple(messages), tuple(tools))

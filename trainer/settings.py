@@ -1,0 +1,49 @@
+"""Settings of the trainer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
+
+from storage.settings import Settings, Table
+from trainer.jobs import UpdateSettings
+
+
+class GroupSettings(Table):
+    size: int = Field(8, ge=2, le=64)
+    """Sessions of one scenario that make a group."""
+    min_size: int = Field(4, ge=2)
+    """How few do when the oldest has waited `max_wait`, or a run was asked for."""
+    max_wait: float = Field(3600.0, gt=0)
+    """Seconds."""
+    min_spread: float = Field(0.05, ge=0)
+    """A group whose best and worst rewards lie closer together teaches nothing."""
+
+
+class LoopSettings(Table):
+    interval: float = Field(60.0, gt=0)
+    """Seconds between two cycles; new work starts one earlier."""
+    groups: int = Field(4, ge=1)
+    """Scored groups that start a run by themselves."""
+
+
+class TrainerSettings(Settings):
+    upstream: Annotated[tuple[str, ...], NoDecode] = ()
+    """vLLM's base URLs; the first one tells where the base model's weights lie."""
+    upstream_api_key: SecretStr | None = None
+    judge_base_url: str | None = None
+    """An OpenAI-compatible endpoint, with its ``/v1``."""
+    judge_model: str | None = None
+    judge_api_key: SecretStr | None = None
+    group: GroupSettings = GroupSettings()
+    trainer: LoopSettings = LoopSettings()
+    train: UpdateSettings = UpdateSettings()
+
+    @field_validator("upstream", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip().rstrip("/").removesuffix("/v1") for part in value.split(",") if part.strip())
+        return value

@@ -1,0 +1,176 @@
+"""A training run: from scored groups to a published version, or to the reason why there is none.
+
+The version number, and the groups that the run consumes, are recorded before the job is handed over. So whatever dies
+in between, the next start knows which folder the run may have left: it is adopted by its manifest, or the run has
+failed and its groups wait for the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from storage import calls, groups, runs, sessions
+from storage.database import Database
+from storage.states import GroupState, Outcome, RunState
+from storage.types import BASE, Group, Run, RunRequest, VersionNumber, version_name
+from trainer import scoring, sequences, weights
+from trainer.advantages import advantages
+from trainer.batches import Batch, Sequence
+from trainer.errors import BatchInvalid, NoWeights, UpdateFailed
+from trainer.jobs import Job, Parent, UpdateSettings
+from trainer.publication import published
+from trainer.settings import TrainerSettings
+from trainer.worker import UpdateWorker
+
+_log = logging.getLogger("slipstream.trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Material:
+    """What a run learns from."""
+
+    groups: tuple[Group, ...]
+    batch: Batch
+
+
+class TrainingRuns:
+    def __init__(self, db: Database, settings: TrainerSettings, worker: UpdateWorker) -> None:
+        self._db = db
+        self._settings = settings
+        self._worker = worker
+
+    def adopt(self) -> None:
+        """At start: a run that the last trainer left is ended, by what it published or by the lack of it."""
+        for run in runs.in_state(self._db, RunState.RUNNING):
+            manifest = published(self._target(run), run.id)
+            if manifest is not None:
+                self._succeed(run, manifest.metrics)
+                _log.info("run %s was finished by an earlier trainer: adopted", run.id)
+            else:
+                self._fail(run, "the trainer stopped during this run; its groups wait for the next one")
+            self._clean(run)
+
+    def carry_out(self, request: RunRequest) -> Run:
+        """Train on every scored group that the request names; returns the ended run."""
+        with self._db.transaction():
+            run = runs.create(self._db, request)
+        try:
+            settings = UpdateSettings(**{**self._settings.train.model_dump(), **request.settings})
+            base_model = weights.root(self._settings)
+            found = [g for g in groups.in_state(self._db, GroupState.SCORED, request.scenario) if self._is_fresh(g)]
+            material = self._material(found)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            return self._end(run, RunState.FAILED, f"setting {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+        except (NoWeights, BatchInvalid) as error:
+            return self._end(run, RunState.FAILED, str(error))
+        if material is None:
+            which = f" of scenario {request.scenario}" if request.scenario else ""
+            return self._end(run, RunState.SKIPPED, f"no scored group{which} waits to be trained: {self._missing()}")
+        run = self._start(run, material, settings)
+        self._train(run, material, settings, base_model)
+        self._clean(run)
+        return runs.get(self._db, run.id)
+
+    def _is_fresh(self, group: Group) -> bool:
+        """Whether the newest version is not too far from what sampled the group; else it is skipped."""
+        behind = max(
+            runs.steps_behind(self._db, sessions.get(self._db, member.session).version) for member in group.members
+        )
+        if behind > self._settings.max_staleness:
+            scoring.skip(self._db, group, f"stale: sampled {behind} versions before the newest")
+            return False
+        return True
+
+    def _material(self, found: Many[Group]) -> _Material | None:
+        rows: list[Sequence] = []
+        values: list[float] = []
+        for group in found:
+            of_members = advantages([member.reward for member in group.members if member.reward is not None])
+            assert of_members is not None, "a scored group has variance"
+            for member, value in zip(group.members, of_members, strict=True):
+                trajectory = sequences.trajectory(calls.of_session(self._db, member.session))
+                rows += trajectory.sequences
+                values += [value] * len(trajectory.sequences)
+        if not rows:
+            return None
+        return _Material(tuple(found), Batch(tuple(rows), np.array(values, dtype=np.float32)))
+
+    def _start(self, run: Run, material: _Material, settings: UpdateSettings) -> Run:
+        with self._db.transaction():
+            parent = runs.newest_version(self._db)
+            runs.reserve_version(self._db, run.id, parent, settings.model_dump(), time.time())
+            groups.set_consumed(self._db, run.id, [group.id for group in material.groups])
+        return runs.get(self._db, run.id)
+
+    def _train(self, run: Run, material: _Material, settings: UpdateSettings, base_model: str) -> None:
+        assert run.parent is not None
+        assert run.version is not None
+        job = Job(
+            kind="train",
+            run=run.id,
+            version=run.version,
+            policy=self._settings.policy,
+            base_model=base_model,
+            parent=Parent(version=run.parent, adapter=self._adapter(run.parent)),
+            settings=settings,
+            target=self._target(run),
+        )
+        try:
+            job.write(self._job_folder(run), material.batch)
+            metrics = self._worker.run(self._job_folder(run))
+        except UpdateFailed as failed:
+            self._fail(run, failed.reason)
+        except OSError as error:
+            self._fail(run, f"the job could not be written: {error}")
+        else:
+            self._succeed(run, metrics)
+
+    def _succeed(self, run: Run, metrics: dict[str, Any]) -> None:
+        now = time.time()
+        with self._db.transaction():
+            runs.end(self._db, run.id, RunState.SUCCEEDED, None, metrics, now)
+            for group in groups.consumed_by(self._db, run.id):
+                groups.move(self._db, group, GroupState.TRAINED, run=run.id)
+                for member in group.members:
+                    sessions.set_outcome(self._db, member.session, Outcome.TRAINED, None, run.id, now)
+
+    def _fail(self, run: Run, reason: str) -> None:
+        _log.error("run %s failed: %s", run.id, reason)
+        self._end(run, RunState.FAILED, reason)
+
+    def _end(self, run: Run, state: RunState, reason: str) -> Run:
+        with self._db.transaction():
+            runs.end(self._db, run.id, state, reason, {}, time.time())
+        return runs.get(self._db, run.id)
+
+    def _missing(self) -> str:
+        waiting = len(sessions.waiting(self._db))
+        ready = len(groups.in_state(self._db, GroupState.READY))
+        size = self._settings.group
+        return (
+            f"{ready} groups wait for their scores, {waiting} closed sessions for {size.min_size} to {size.size} "
+            f"of one scenario"
+        )
+
+    def _adapter(self, version: VersionNumber) -> Path | None:
+        return None if version == BASE else self._settings.adapters / version_name(self._settings.policy, version)
+
+    def _target(self, run: Run) -> Path:
+        assert run.version is not None
+        return self._settings.adapters / version_name(self._settings.policy, run.version)
+
+    def _job_folder(self, run: Run) -> Path:
+        return self._settings.data / "jobs" / run.id
+
+    def _clean(self, run: Run) -> None:
+        shutil.rmtree(self._job_folder(run), ignore_errors=True)
