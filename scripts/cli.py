@@ -88,7 +88,8 @@ def proxy() -> None:
 def trainer() -> None:
     """Run the trainer alone, beside a proxy on the same data folder."""
     logging.basicConfig(level=logging.INFO, format=_LOG)
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    # It warns whenever a cycle takes longer than the interval, as every training run does.
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     settings = _settings(TrainerSettings)
     try:

@@ -62,12 +62,12 @@ def in_terminal(attempts: Sequence[Attempt]) -> str:
     """The curve as text."""
     values = means(attempts)
     plotext.clear_figure()
-    plotext.theme("clear")
     plotext.plot_size(72, 15)
     plotext.plot(list(range(1, len(values) + 1)), values, marker="braille")
     plotext.ylim(0, 1)
+    plotext.xticks(range(1, len(values) + 1))
     plotext.title("mean true reward per step")
-    return str(plotext.build())
+    return str(plotext.uncolorize(plotext.build()))
 
 
 def save_png(attempts: Sequence[Attempt], title: str, path: Path) -> None:

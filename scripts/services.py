@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from proxy import secrets
 from proxy.settings import ProxySettings
 from scripts import small_model
 from scripts.supervisor import Part, Supervisor
@@ -49,6 +50,9 @@ class Services:
         """Start everything and wait until agents can be served. Raises `CannotStart`."""
         settings = self.proxy_settings
         require_free_port(settings.host, settings.port)
+        if settings.admin_key is None:
+            # Said here, on the terminal: the proxy's own output is a log file, which no key belongs into.
+            secrets.admin_key(settings.data, self._say)
         if not settings.upstream:
             self._start_vllm()
         for name in ("proxy", "trainer"):

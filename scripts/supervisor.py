@@ -13,14 +13,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 _PR_SET_PDEATHSIG = 1
-_STOP_SECONDS = 20.0
+_STOP_SECONDS = 40.0
+"""Longer than the proxy takes to drain."""
 _LONGEST_PAUSE = 30.0
 _STEADY_SECONDS = 60.0
+_WATCH_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -31,25 +32,29 @@ class Part:
     command: list[str]
     environment: Mapping[str, str]
     log: Path
+    patience: float = _STOP_SECONDS
+    """Seconds that it has to end after SIGTERM."""
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     restarts: int = 0
-    _output: IO[bytes] | None = field(default=None, repr=False)
+    restart_at: float | None = None
+    """It is dead, and started again at this time."""
 
     def start(self) -> None:
+        """Raises OSError when the program or its log cannot be opened."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._output = self.log.open("ab")
         self.started_at = time.monotonic()
-        self.process = subprocess.Popen(
-            self.command,
-            env=dict(self.environment),
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            # A group of its own: Ctrl-C reaches the supervisor alone, which stops the parts in order.
-            start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
-        )
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                self.command,
+                env=dict(self.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # A group of its own: Ctrl-C reaches the supervisor alone, which stops the parts in order.
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),
+            )
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to the whole group when it does not end in time."""
@@ -57,11 +62,9 @@ class Part:
         if process is not None:
             _signal_group(process, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_SECONDS)
+                process.wait(self.patience)
             _signal_group(process, signal.SIGKILL)
             process.wait()
-        if self._output is not None:
-            self._output.close()
 
     def tail(self, lines: int = 15) -> str:
         """The end of the log, for a person who asks why."""
@@ -76,7 +79,7 @@ class Supervisor:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._parts: list[Part] = []
-        self._stopped = threading.Event()
+        self._stopped, self._quiet, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
         self._lock = threading.Lock()
 
@@ -96,10 +99,13 @@ class Supervisor:
         """Stop the parts, the last started first."""
         self._stopped.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._quiet.wait()
         for part in reversed(self._parts):
             part.stop()
         self._parts.clear()
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def __enter__(self) -> Supervisor:
         return self
@@ -108,15 +114,20 @@ class Supervisor:
         self.stop()
 
     def _watch(self) -> None:
-        while not self._stopped.wait(0.5):
-            with self._lock:
-                dead = [p for p in self._parts if p.process is not None and p.process.poll() is not None]
-            for part in dead:
-                self._restart(part)
+        while not self._stopped.wait(_WATCH_SECONDS):
+            for part in self.parts:
+                if part.restart_at is None:
+                    self._look_at(part)
+                elif time.monotonic() >= part.restart_at:
+                    self._restart(part)
+        self._quiet.set()
+        # A part dies with the thread that started it: those that were started again must not die before their turn.
+        self._ended.wait()
 
-    def _restart(self, part: Part) -> None:
-        assert part.process is not None
-        code = part.process.returncode
+    def _look_at(self, part: Part) -> None:
+        code = part.process.poll() if part.process is not None else None
+        if code is None or part.process is None:
+            return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         if time.monotonic() - part.started_at > _STEADY_SECONDS:
             part.restarts = 0
@@ -124,10 +135,18 @@ class Supervisor:
         self._say(f"{part.name} {how}; it is started again in {pause:.0f} s (its log: {part.log})")
         # What it left of its group would hold its port.
         _signal_group(part.process, signal.SIGKILL)
-        if self._stopped.wait(pause):
-            return
+        # The others are looked after meanwhile.
+        part.restart_at = time.monotonic() + pause
+
+    def _restart(self, part: Part) -> None:
         part.restarts += 1
-        part.start()
+        try:
+            part.start()
+        except OSError as error:
+            self._say(f"{part.name} cannot be started: {error}; it is tried again in {_LONGEST_PAUSE:.0f} s")
+            part.restart_at = time.monotonic() + _LONGEST_PAUSE
+        else:
+            part.restart_at = None
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
