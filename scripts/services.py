@@ -125,7 +125,7 @@ def find_model(model: str | None, say: Say) -> str:
             say(f"preparing {small_model.NAME} (half a minute, once)")
         return str(small_model.prepare(folder))
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         if not (path / "config.json").is_file():
             raise CannotStart(f"{path} holds no config.json: it is not a Hugging Face model folder")
         return str(path.absolute())
@@ -139,8 +139,9 @@ def require_free_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
+        except (OSError, OverflowError) as error:
+            problem = error.strerror if isinstance(error, OSError) else error
             raise CannotStart(
-                f"port {port} on {host} cannot be used ({error.strerror}): stop what listens there, "
+                f"port {port} on {host} cannot be used ({problem}): stop what listens there, "
                 f"or choose another with SLIPSTREAM_PORT (vLLM gets the next one)"
             ) from error
