@@ -34,8 +34,10 @@ _STEP_SECONDS = 1.0
 class App:
     """The ASGI callable that uvicorn serves. Builds everything in its lifespan, so that importing costs nothing."""
 
-    def __init__(self, settings: ProxySettings) -> None:
+    def __init__(self, settings: ProxySettings, *, step_seconds: float = _STEP_SECONDS) -> None:
+        """``step_seconds`` lie between two looks at vLLM, at new versions and at idle sessions."""
         self.settings = settings
+        self._step_seconds = step_seconds
         self.fastapi = FastAPI(
             title="Slipstream",
             docs_url="/admin/docs",
@@ -62,7 +64,6 @@ class App:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         settings = self.settings
-        settings.data.mkdir(parents=True, exist_ok=True)
         admin_key = _admin_key(settings)
         upstream_key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
         upstreams = Upstreams(settings.upstream, secrets.plugin_secret(settings.data), upstream_key, settings.model)
@@ -82,8 +83,8 @@ class App:
         self._client_api = ClientApi(upstreams, table, recorder, settings.alias)
         self.fastapi.state.context = Context(settings, admin_key, upstreams, policy, table, recorder, ingestion)
         loops = [
-            asyncio.create_task(_repeat("sessions", lambda: _close_idle(table, settings.session.idle))),
-            asyncio.create_task(_repeat("versions", lambda: _look_after_versions(upstreams, policy, table))),
+            self._loop("sessions", lambda: _close_idle(table, settings.session.idle)),
+            self._loop("versions", lambda: _look_after_versions(upstreams, policy, table)),
         ]
         try:
             yield
@@ -97,14 +98,15 @@ class App:
             versions_db.close()
             db.close()
 
+    def _loop(self, name: str, step: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        return asyncio.create_task(_repeat(name, step, self._step_seconds))
+
 
 def _admin_key(settings: ProxySettings) -> str:
-    if settings.admin_key is not None:
+    # An empty variable is none: it would let everyone in.
+    if settings.admin_key is not None and settings.admin_key.get_secret_value():
         return settings.admin_key.get_secret_value()
-    key, made = secrets.keep(settings.data, secrets.ADMIN_KEY, "slip-")
-    if made:
-        print(f"The admin key, shown this once and kept in {settings.data / secrets.ADMIN_KEY}: {key}")  # noqa: T201
-    return key
+    return secrets.admin_key(settings.data, print)
 
 
 async def _close_idle(table: SessionTable, idle: float) -> None:
@@ -116,11 +118,11 @@ async def _look_after_versions(upstreams: Upstreams, policy: Policy, table: Sess
     await policy.refresh(table)
 
 
-async def _repeat(name: str, step: Callable[[], Awaitable[None]]) -> None:
+async def _repeat(name: str, step: Callable[[], Awaitable[None]], seconds: float) -> None:
     """A loop of the proxy: a step that fails is logged and tried again; serving goes on meanwhile."""
     while True:
         try:
             await step()
         except Exception:  # noqa: BLE001 - the edge of a background loop
             _log.exception("the loop that looks after %s failed; it goes on", name)
-        await asyncio.sleep(_STEP_SECONDS)
+        await asyncio.sleep(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from proxy import capture
 from proxy.asgi import ClientGone, Receive, Scope, Send, read_body, respond_error, wait_for_disconnect
 from proxy.dialects import DIALECTS, Dialect
 from proxy.dialects.documents import parse
-from proxy.errors import ProxyError, UnknownVersion, UpstreamUnreachable
+from proxy.errors import NotServing, ProxyError, UnknownVersion, UpstreamUnreachable
 from proxy.recorder import Recorder, Recording
 from proxy.sessions import OpenSession, SessionTable
 from proxy.tags import TAG_HEADERS, Tags, read_tags
@@ -37,8 +38,16 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer"}
     | {b"transfer-encoding", b"upgrade"}
 )
-_NOT_SENT = _HOP_BY_HOP | TAG_HEADERS | {b"host", b"content-length", b"authorization", b"accept-encoding", b"cookie"}
+_NOT_SENT = (
+    _HOP_BY_HOP
+    | TAG_HEADERS
+    | {b"host", b"content-length", b"expect", b"authorization", b"accept-encoding", b"cookie", capture.HEADER.encode()}
+)
 _NOT_RETURNED = _HOP_BY_HOP | {b"content-length", capture.HEADER.encode()}
+
+# aiohttp warns of a larger body that is given as bytes: it would be written in one piece.
+_ONE_WRITE = 2**20
+_TAIL = 32
 
 
 @dataclass(slots=True)
@@ -53,13 +62,28 @@ class _Exchange:
     model: str | None
     """The vLLM model that answers; None: as the body says."""
     ends: bool
-    last_frame: bytes
+    dialect: Dialect
+    streams: bool = False
+    """The response is an event stream."""
+    tail: bytes = b"\n"
+    """The end of what came of it, where a frame may have begun."""
+    done: bool = False
+    """Its last frame came."""
+    failed: bool = False
+    """An error frame came."""
     status: int | None = None
     first_byte_at: float | None = None
     held: bytes = b""
     """The response's last bytes: they leave when the call's end is recorded."""
     client_left: bool = False
     ended: bool = False
+
+    def follow(self, data: bytes) -> None:
+        """Look for the frames that end a stream. They begin a line, which no text in a frame can, split anywhere."""
+        text = self.tail + data
+        self.failed = self.failed or b"\n" + self.dialect.error_frame in text
+        self.done = self.done or b"\n" + self.dialect.last_frame in text
+        self.tail = text[-_TAIL:]
 
 
 class Forward:
@@ -104,7 +128,11 @@ class Forward:
         upstream = self._upstreams.choose(identity.session_id, None)
         version = self._answering(name, pinned, upstream)
         if version is not None:
-            upstream = self._upstreams.choose(identity.session_id, version)
+            try:
+                upstream = self._upstreams.choose(identity.session_id, version)
+            except NotServing:
+                self._policy.want(version)
+                raise
         start = CallStart(
             id=call_id,
             identity=identity,
@@ -124,7 +152,7 @@ class Forward:
         recording = self._recorder.start(start, body)
         model = None if version is None else self._policy.model(upstream, version)
         cutter = capture.Cutter(capture.new_nonce())
-        return _Exchange(start, session, recording, cutter, upstream, model, tags.ends, dialect.last_frame)
+        return _Exchange(start, session, recording, cutter, upstream, model, tags.ends, dialect)
 
     def _answering(self, name: str, pinned: VersionNumber, upstream: Upstream) -> VersionNumber | None:
         """The version that answers to the model ``name``; None where vLLM itself must say what it makes of the name.
@@ -175,17 +203,16 @@ class Forward:
         query = scope["query_string"]
         url = exchange.upstream.url + exchange.start.path + (f"?{query.decode('latin-1')}" if query else "")
         headers = [
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in scope["headers"]
-            if name not in _NOT_SENT
+            (name.decode("latin-1"), _header_text(value)) for name, value in scope["headers"] if name not in _NOT_SENT
         ]
         headers.append((capture.HEADER, self._upstreams.header(exchange.cutter.nonce, exchange.model)))
         headers.append(("Accept-Encoding", "identity"))
         request = self._upstreams.client.request
         for last_try in (False, True):
+            data = body if len(body) <= _ONE_WRITE else io.BytesIO(body)
             try:
                 return await request(
-                    scope["method"], URL(url, encoded=True), data=body, headers=headers, allow_redirects=False
+                    scope["method"], URL(url, encoded=True), data=data, headers=headers, allow_redirects=False
                 )
             except aiohttp.ServerDisconnectedError:
                 # A kept connection that vLLM was just closing: no byte of a response came.
@@ -196,6 +223,7 @@ class Forward:
     async def _return(self, exchange: _Exchange, response: aiohttp.ClientResponse, send: Send) -> None:
         exchange.status = response.status
         exchange.first_byte_at = time.time()
+        exchange.streams = response.content_type == "text/event-stream"
         await self._send_head(exchange, response, send)
         left = response.content_length
         try:
@@ -208,7 +236,7 @@ class Forward:
         tail = exchange.cutter.end()
         exchange.recording.piece(tail)
         exchange.held += tail
-        self._finish(exchange, streamed=response.content_type == "text/event-stream")
+        self._finish(exchange)
         await self._send(exchange, send, {"type": "http.response.body", "body": exchange.held})
 
     async def _send_head(self, exchange: _Exchange, response: aiohttp.ClientResponse, send: Send) -> None:
@@ -232,7 +260,9 @@ class Forward:
         if exchange.cutter.capture is not None and not captured:
             exchange.recording.capture(exchange.cutter.capture)
         exchange.recording.piece(data)
-        if last or exchange.held or exchange.last_frame in data:
+        if exchange.streams:
+            exchange.follow(data)
+        if last or exchange.done:
             exchange.held += data
         elif data:
             await self._send(exchange, send, {"type": "http.response.body", "body": data, "more_body": True})
@@ -241,12 +271,14 @@ class Forward:
         if not exchange.client_left:
             await send(message)
 
-    def _finish(self, exchange: _Exchange, *, streamed: bool) -> None:
+    def _finish(self, exchange: _Exchange) -> None:
         """The response came to its end; was it the end that it should have?"""
         assert exchange.status is not None
         if exchange.status >= 400:
             self._end(exchange, CallOutcome.UPSTREAM_ERROR, f"vLLM answered with status {exchange.status}")
-        elif streamed and not exchange.held:
+        elif exchange.failed:
+            self._end(exchange, CallOutcome.TRUNCATED, "vLLM broke the stream off with an error frame")
+        elif exchange.streams and not exchange.done:
             self._end(exchange, CallOutcome.TRUNCATED, "the stream ended without its last frame")
         elif exchange.cutter.capture is None and exchange.model is not None:
             self._end(exchange, CallOutcome.TRUNCATED, "the response ended before vLLM had finished the call")
@@ -265,3 +297,11 @@ class Forward:
             self._table.finish(exchange.session, now, ends=exchange.ends)
         else:
             self._table.forget(exchange.session)
+
+
+def _header_text(value: bytes) -> str:
+    """A header's value as aiohttp takes it. It writes UTF-8 and nothing else: Latin-1 arrives as the same text."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

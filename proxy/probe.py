@@ -1,8 +1,12 @@
 """The probe: does vLLM serve exactly the adapter that was trained?
 
-The trainer leaves its own logprobs of some trained tokens, under the parent and under the new version. vLLM is asked
-for the same, and its (new − parent) is regressed through the origin on the trainer's. The right adapter gives a slope
-of 1, the parent in its place 0. Where the update moved these tokens too little to tell, name, path and digest must do.
+The trainer leaves its own logprobs of some trained tokens, under the parent and under the new version, computed in the
+precision in which vLLM serves. vLLM is asked for the same, and its (new − parent) is compared with the trainer's by
+orthogonal regression through the origin: both sides carry rounding noise of the same size, which an ordinary regression
+would take for a smaller slope. The right adapter gives a slope of 1, the parent in its place 0. Where the update moved
+these tokens too little to tell, name, path and digest must do.
+
+Source of the estimate and its standard error: Jolicoeur, "Interval estimation of the slope of the major axis" (1968).
 """
 
 from __future__ import annotations
@@ -15,10 +19,18 @@ from typing import Any
 
 import orjson
 
+from proxy.errors import UpstreamFault
 from proxy.upstreams import Upstream, Upstreams
 
 SLOPE = (0.7, 1.3)
 MAX_STANDARD_ERROR = 0.1
+MIN_TOKENS = 10
+"""What too wide a slope still says needs this many tokens."""
+EXCLUDED = 4.0
+"""So many standard errors between the slope and 1 show another adapter."""
+CLEAR_MOVE = 0.3
+"""Nats, root mean square: above the engines' rounding, so that the right adapter correlates by 0.9 or more."""
+CORRELATED = 0.7
 
 
 class Verdict(StrEnum):
@@ -36,6 +48,12 @@ class ProbeRow:
     parent: list[float]
     new: list[float]
 
+    def __post_init__(self) -> None:
+        if not len(self.positions) == len(self.parent) == len(self.new):
+            raise ValueError("a probe needs two logprobs for each position")
+        if not all(0 < p < len(self.ids) for p in self.positions):
+            raise ValueError("a probe's position lies outside its ids")
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
@@ -49,18 +67,26 @@ class ProbeResult:
 
 
 def judge(trained: Sequence[float], served: Sequence[float]) -> ProbeResult:
-    """Regress ``served`` on ``trained``, both (new − parent) of the same tokens, in nats."""
+    """Compare ``served`` with ``trained``, both (new − parent) of the same tokens, in nats."""
     n = len(trained)
-    power = sum(x * x for x in trained)
-    if n < 2 or power == 0:
+    xx = sum(x * x for x in trained)
+    yy = sum(y * y for y in served)
+    xy = sum(x * y for x, y in zip(trained, served, strict=True))
+    if n < 2 or xx == 0:
         return ProbeResult(Verdict.IDENTITY_ONLY, None, None, n)
-    slope = sum(x * y for x, y in zip(trained, served, strict=True)) / power
-    residual = sum((y - slope * x) ** 2 for x, y in zip(trained, served, strict=True)) / (n - 1)
-    error = math.sqrt(residual / power)
-    if error > MAX_STANDARD_ERROR:
-        verdict = Verdict.IDENTITY_ONLY
+    if xy == 0:
+        # Nothing in common. Were vLLM's tokens to move alone, no slope would describe it.
+        slope, correlation, error = 0.0, 0.0, math.sqrt(yy / xx / n)
     else:
+        slope = (yy - xx + math.hypot(yy - xx, 2 * xy)) / (2 * xy)
+        correlation = xy / math.sqrt(xx * yy)
+        error = abs(slope / correlation) * math.sqrt(max(0.0, 1 - correlation**2) / n)
+    if error <= MAX_STANDARD_ERROR:
         verdict = Verdict.MOVED if SLOPE[0] <= slope <= SLOPE[1] else Verdict.WRONG
+    else:
+        # Too wide to confirm the right adapter is not too wide to exclude it.
+        unlike = abs(slope - 1) > EXCLUDED * error or (math.sqrt(xx / n) > CLEAR_MOVE and correlation < CORRELATED)
+        verdict = Verdict.WRONG if unlike and n >= MIN_TOKENS else Verdict.IDENTITY_ONLY
     return ProbeResult(verdict, round(slope, 4), round(error, 4), n)
 
 
@@ -87,5 +113,8 @@ async def _logprobs(upstreams: Upstreams, upstream: Upstream, row: ProbeRow, mod
         "prompt_logprobs": 0,
     }
     body = await upstreams.post(upstream, "/v1/completions", document, model)
-    found = orjson.loads(body)["choices"][0]["prompt_logprobs"]
-    return [found[p][str(row.ids[p])]["logprob"] for p in row.positions]
+    try:
+        found = orjson.loads(body)["choices"][0]["prompt_logprobs"]
+        return [float(found[p][str(row.ids[p])]["logprob"]) for p in row.positions]
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise UpstreamFault(f"{upstream.url} answered the probe without logprobs: {error!r}") from error

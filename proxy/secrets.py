@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 ADMIN_KEY = "admin.key"
@@ -13,7 +14,7 @@ PLUGIN_SECRET_VARIABLE = "SLIPSTREAM_PLUGIN_SECRET"  # noqa: S105 - a variable's
 
 def keep(folder: Path, name: str, prefix: str = "") -> tuple[str, bool]:
     """The secret in file ``name``, made where there is none; and whether it was made now."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / name
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -23,6 +24,14 @@ def keep(folder: Path, name: str, prefix: str = "") -> tuple[str, bool]:
     with os.fdopen(file, "w") as out:
         out.write(secret + "\n")
     return secret, True
+
+
+def admin_key(folder: Path, say: Callable[[str], None]) -> str:
+    """The admin key of the installation; where it is made now, it is said this once."""
+    key, made = keep(folder, ADMIN_KEY, "slip-")
+    if made:
+        say(f"The admin key, shown this once and kept in {folder / ADMIN_KEY}: {key}")
+    return key
 
 
 def plugin_secret(folder: Path) -> str:

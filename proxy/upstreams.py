@@ -53,6 +53,7 @@ class Upstreams:
         self._client = aiohttp.ClientSession(
             connector=connector,
             auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),  # one client's cookies are not another's
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
             read_bufsize=2**20,
             max_line_size=2**20,
@@ -120,8 +121,12 @@ class Upstreams:
         wanted = self._model or (bases[0]["id"] if bases else None)
         base = next((m for m in bases if m["id"] == wanted), None)
         if base is None:
-            names = ", ".join(m["id"] for m in bases) or "no model at all"
-            upstream.problem = f"vLLM serves {names}, not {wanted}: set SLIPSTREAM_MODEL to a model that it serves"
+            names = ", ".join(m["id"] for m in bases)
+            upstream.problem = (
+                f"vLLM serves {names}, not {wanted}: set SLIPSTREAM_MODEL to a model that it serves"
+                if bases
+                else "vLLM serves no model at all: start it with one"
+            )
             return
         upstream.base, upstream.root = base["id"], base.get("root") or base["id"]
         upstream.models = tuple(models)

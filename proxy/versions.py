@@ -32,6 +32,10 @@ WEIGHTS = "adapter_model.safetensors"
 NO_RUNTIME_ADAPTERS = (
     "vLLM cannot load adapters while it runs: start it with `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
 )
+_NO_ADAPTER = "No adapter found"
+"""In vLLM's 404 for a folder; its 404 for the path itself says that adapters cannot be loaded."""
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError)
+"""What reading a manifest that is not one raises."""
 _SERVED = (VersionState.LIVE, VersionState.STANDBY)
 
 
@@ -55,15 +59,23 @@ class Policy:
         self._adapters = adapters
         self._upstreams = upstreams
         self._live = versions.live(db).number
-        self._known = {version.number for version in versions.all_versions(db)}
+        self._known = {v.number for v in versions.all_versions(db) if v.state is not VersionState.REJECTED}
+        self._wanted: set[VersionNumber] = set()
+        self._faults: list[str] = []
         self.problem: str | None = None
+        """What kept the last step from loading or probing a version, in words."""
 
     def live(self) -> VersionNumber:
         """The version for new sessions."""
         return self._live
 
     def knows(self, number: VersionNumber) -> bool:
+        """Whether agents may name the version: it was made, and not rejected."""
         return number in self._known
+
+    def want(self, number: VersionNumber) -> None:
+        """A call needs a version that is not loaded: a retired one is loaded again at the next step."""
+        self._wanted.add(number)
 
     def model(self, upstream: Upstream, number: VersionNumber) -> str:
         """The name under which ``upstream`` serves a version."""
@@ -71,19 +83,25 @@ class Policy:
 
     async def refresh(self, table: SessionTable) -> None:
         """One step: take over new versions, load what must be loaded, probe, make live, retire."""
+        self._faults = []
+        wanted, self._wanted = self._wanted | table.pinned(), set()
         for run in await asyncio.to_thread(runs.succeeded_after, self._db, versions.newest_number(self._db)):
             await asyncio.to_thread(self._take_over, run)
         for version in await asyncio.to_thread(versions.all_versions, self._db):
             if version.state in (VersionState.TRAINED, VersionState.VERIFIED):
                 await self._verify(version)
-            elif version.number != BASE and (version.state in _SERVED or version.number in table.pinned()):
+            elif version.number != BASE and (version.state in _SERVED or version.number in wanted):
                 await self._keep_loaded(version)
         await self._retire(table.pinned())
+        self.problem = "; ".join(self._faults) or None
 
     def _take_over(self, run: Run) -> None:
         assert run.version is not None
         folder = self._adapters / version_name(self.name, run.version)
-        digest = orjson.loads((folder / MANIFEST).read_bytes())["sha256"][WEIGHTS]
+        try:
+            digest = orjson.loads((folder / MANIFEST).read_bytes())["sha256"][WEIGHTS]
+        except _UNREADABLE:
+            digest = ""  # the next thing that is done with it rejects it, and says why
         with self._db.transaction():
             versions.add(self._db, run, str(folder), digest, time.time())
         self._known.add(run.version)
@@ -101,15 +119,13 @@ class Policy:
                 return
             except UpstreamFault as fault:
                 # vLLM may be going away: tried again at the next step; a version that never loads stays `trained`.
-                self.problem = f"{version_name(self.name, version.number)} could not be loaded or probed: {fault}"
-                _log.warning(self.problem)
+                self._fault(f"{version_name(self.name, version.number)} could not be loaded or probed: {fault}")
                 return
         wrong = [r for r in results if r.verdict is Verdict.WRONG]
         if wrong:
             reason = f"the probe failed: slope {wrong[0].slope} ± {wrong[0].standard_error} where 1 was expected"
             await asyncio.to_thread(self._reject, version, reason)
             return
-        self.problem = None
         await asyncio.to_thread(self._make_live, version, results[0])
 
     async def _load_and_probe(self, version: Version, upstream: Upstream) -> ProbeResult:
@@ -133,12 +149,14 @@ class Policy:
             try:
                 await self._upstreams.post(upstream, "/v1/load_lora_adapter", document)
             except UpstreamFault as fault:
-                if fault.status == 404:
-                    upstream.problem = NO_RUNTIME_ADAPTERS
-                elif fault.is_refusal:
+                if fault.status == 404 and _NO_ADAPTER not in str(fault):
+                    raise UpstreamFault(f"{upstream.url}: {NO_RUNTIME_ADAPTERS}") from fault
+                if fault.is_refusal:
                     raise AdapterFault(f"vLLM refuses the adapter: {fault}") from fault
                 raise
             await self._upstreams.check(upstream, self.name)
+            if upstream.problem is not None:
+                raise UpstreamFault(f"{upstream.url}: {upstream.problem}")
         if upstream.adapters.get(name) != version.path:
             raise AdapterFault(f"vLLM at {upstream.url} serves {name} from {upstream.adapters.get(name)!r}")
 
@@ -150,8 +168,7 @@ class Policy:
                     await asyncio.to_thread(read_manifest, version, self._adapters)
                     await self._load(version, upstream)
                 except (AdapterFault, UpstreamFault) as fault:
-                    self.problem = f"{version_name(self.name, version.number)} cannot be served: {fault}"
-                    _log.error(self.problem)
+                    self._fault(f"{version_name(self.name, version.number)} cannot be served: {fault}")
                     continue
                 now = time.time()
                 await asyncio.to_thread(versions.set_loading, self._db, version.number, upstream.url, now, None)
@@ -171,7 +188,13 @@ class Policy:
     def _reject(self, version: Version, reason: str) -> None:
         with self._db.transaction():
             versions.move(self._db, version.number, VersionState.REJECTED, reason, time.time())
+        self._known.discard(version.number)
         _log.error("%s is rejected: %s", version_name(self.name, version.number), reason)
+
+    def _fault(self, text: str) -> None:
+        self._faults.append(text)
+        if text not in (self.problem or ""):
+            _log.warning(text)
 
     async def _retire(self, pinned: set[VersionNumber]) -> None:
         """Versions behind the newest standby, named by no open session, leave vLLM."""
@@ -206,11 +229,12 @@ def read_manifest(version: Version, adapters: Path) -> Manifest:
         document: dict[str, Any] = orjson.loads((folder / MANIFEST).read_bytes())
         with (folder / WEIGHTS).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError) as error:
-        raise AdapterFault(f"{folder} cannot be read: {error}") from error
-    if digest != version.digest or document["sha256"][WEIGHTS] != digest:
+        manifest = Manifest(document["sha256"][WEIGHTS], [ProbeRow(**row) for row in document["probe"]])
+    except _UNREADABLE as error:
+        raise AdapterFault(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
+    if digest != version.digest or manifest.digest != digest:
         raise AdapterFault(f"{folder / WEIGHTS} is not the file that was trained: its sha256 is {digest}")
-    return Manifest(digest, [ProbeRow(**row) for row in document["probe"]])
+    return manifest
 
 
 def as_dict(version: Version, policy: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from storage.types import Call, CallEnd, CallId, CallStart, Choice, SessionKey, 
 
 Message = dict[str, Any]
 
-_REMEMBERED_SESSIONS = 512
+_REMEMBERED_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,16 @@ class _Remembered:
 
     seq: int
     depth: int
+    differences: int
+    """Bytes of the differences on the way to the last whole copy."""
     messages: tuple[bytes, ...]
     tools: bytes
     request: bytes
     prompt_ids: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.request) + len(self.prompt_ids)
 
 
 class CallWriter:
@@ -67,10 +73,12 @@ class CallWriter:
         self._db = db
         self._read_call = read_call
         self._sessions: OrderedDict[SessionKey, list[_Remembered]] = OrderedDict()
+        self._remembered = 0
 
     def forget(self) -> None:
         """After a rollback: what is remembered may not be in the database."""
         self._sessions.clear()
+        self._remembered = 0
 
     def write(self, call: RecordedCall) -> None:
         start, end = call.start, call.end
@@ -79,9 +87,15 @@ class CallWriter:
         messages = tuple(_canonical(message) for message in reading.messages)
         parent = self._parent(call.session, messages)
         known = len(parent.messages) if parent else 0
+        if parent:
+            messages = parent.messages + messages[known:]  # shared, since a long session repeats them in every call
         tools = dumps(reading.tools)
-        depth = parent.depth + 1 if parent and parent.depth < deltas.MAX_DEPTH else 0
-        base = parent if depth else None
+        size = len(call.request) + len(capture.prompt_ids)
+        base = parent if parent and not deltas.is_due(parent.depth, parent.differences, size) else None
+        request = deltas.encode(call.request, base.request if base else None)
+        prompt_ids = deltas.encode(capture.prompt_ids, base.prompt_ids if base else None)
+        depth = base.depth + 1 if base else 0
+        differences = base.differences + len(request) + len(prompt_ids) if base else 0
         seq = self._db.insert(
             "calls",
             id=start.id,
@@ -106,9 +120,9 @@ class CallWriter:
             output=_json(reading.output),
             tools=tools.decode() if not parent or parent.tools != tools else None,
             depth=depth,
-            request=deltas.encode(call.request, base.request if base else None),
+            request=request,
             response=call.response,
-            prompt_ids=deltas.encode(capture.prompt_ids, base.prompt_ids if base else None),
+            prompt_ids=prompt_ids,
         )
         for choice in capture.choices:
             self._db.insert(
@@ -119,7 +133,8 @@ class CallWriter:
                 ids=_ints(choice.ids),
                 logprobs=array.array("f", choice.logprobs).tobytes(),
             )
-        self._remember(call.session, _Remembered(seq, depth, messages, tools, call.request, capture.prompt_ids))
+        remembered = _Remembered(seq, depth, differences, messages, tools, call.request, capture.prompt_ids)
+        self._remember(call.session, [remembered])
 
     def _parent(self, session: SessionKey, messages: tuple[bytes, ...]) -> _Remembered | None:
         """The call with the longest message list that ``messages`` begins with; of equals the newest."""
@@ -132,11 +147,13 @@ class CallWriter:
                 best = earlier
         return best
 
-    def _remember(self, session: SessionKey, call: _Remembered) -> None:
-        self._sessions.setdefault(session, []).append(call)
+    def _remember(self, session: SessionKey, calls: list[_Remembered]) -> None:
+        self._sessions.setdefault(session, []).extend(calls)
         self._sessions.move_to_end(session)
-        while len(self._sessions) > _REMEMBERED_SESSIONS:
-            self._sessions.popitem(last=False)
+        self._remembered += sum(call.size for call in calls)
+        while self._remembered > _REMEMBERED_BYTES and len(self._sessions) > 1:
+            _, forgotten = self._sessions.popitem(last=False)
+            self._remembered -= sum(call.size for call in forgotten)
 
     def _recall(self, session: SessionKey) -> None:
         """After a restart, or when a session comes back after a long time."""
@@ -146,16 +163,18 @@ class CallWriter:
             parent = built.get(row["parent"])
             base = parent if row["depth"] else None
             messages = tuple(_canonical(message) for message in orjson.loads(row["input"]))
+            differences = base.differences + len(row["request"]) + len(row["prompt_ids"]) if base else 0
             built[row["seq"]] = _Remembered(
                 seq=row["seq"],
                 depth=row["depth"],
+                differences=differences,
                 messages=(parent.messages if parent else ()) + messages,
                 tools=row["tools"].encode() if row["tools"] else (parent.tools if parent else b"[]"),
                 request=deltas.decode(row["request"], base.request if base else None),
                 prompt_ids=deltas.decode(row["prompt_ids"], base.prompt_ids if base else None),
             )
         if built:
-            self._sessions[session] = list(built.values())
+            self._remember(session, list(built.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,17 +269,17 @@ def _call(row: Row, prompt_ids: bytes, choices: tuple[Choice, ...]) -> Call:
 def transcript(db: Database, seq: int) -> tuple[list[Message], list[Any]]:
     """The conversation up to and with the answer of call ``seq``, and the tools that were offered in it."""
     parts: list[list[Message]] = []
-    tools: list[Any] = []
+    tools: list[Any] | None = None
     row = db.first("SELECT parent, input, output, tools FROM calls WHERE seq = ?", (seq,))
     if row is None:
         raise NotFound(f"there is no call number {seq}")
     parts.append(orjson.loads(row["output"])[:1])
     while row is not None:
         parts.append(orjson.loads(row["input"]))
-        if row["tools"] and not tools:
+        if row["tools"] and tools is None:
             tools = orjson.loads(row["tools"])
         row = db.first("SELECT parent, input, output, tools FROM calls WHERE seq = ?", (row["parent"],))
-    return [message for part in reversed(parts) for message in part], tools
+    return [message for part in reversed(parts) for message in part], tools or []
 
 
 def rows(db: Database, session: SessionKey) -> list[dict[str, Any]]:

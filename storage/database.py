@@ -31,7 +31,7 @@ class Database:
 
     def __init__(self, folder: Path, *, checkpoints: bool = False) -> None:
         _check_sqlite()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = folder / FILE
         self.conn = sqlite3.connect(
             str(self.path), timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -64,10 +64,18 @@ class Database:
         try:
             yield self
         except BaseException:
-            if self.conn.in_transaction:
-                self.conn.execute("ROLLBACK")
+            self._roll_back()
             raise
-        self.conn.execute("COMMIT")
+        try:
+            self.conn.execute("COMMIT")
+        except BaseException:
+            # A full disk fails here; what is left open would refuse every later transaction.
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        if self.conn.in_transaction:
+            self.conn.execute("ROLLBACK")
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:

@@ -1,18 +1,23 @@
 """Bytes stored as their difference to other bytes: common prefix, common suffix, and what lies between.
 
 A conversation of n turns sends its whole history n times. Stored as differences to the call before,
-the record costs what is new. A chain of differences is cut by a whole copy after `MAX_DEPTH` steps, so that
-reading stays cheap.
+the record costs what is new. A long chain of differences is cut by a whole copy when what it says has doubled, so
+that all the copies together cost no more than the differences do.
 """
 
 from __future__ import annotations
 
 import struct
 
-MAX_DEPTH = 16
+_SHORT_CHAIN = 16
 
 _WHOLE = b"W"
 _DELTA = struct.Struct("<cII")
+
+
+def is_due(depth: int, differences: int, whole: int) -> bool:
+    """Whether a chain of ``depth`` differences, of so many bytes together, is cut by a copy of ``whole`` bytes."""
+    return depth >= _SHORT_CHAIN and 2 * differences >= whole
 
 
 def common_prefix(a: bytes, b: bytes) -> int:

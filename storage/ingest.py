@@ -7,6 +7,7 @@ A batch that the database refuses is bisected: the row that it cannot take is ke
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from storage import rewards, sessions
 from storage.calls import CallWriter, Reading, RecordedCall
-from storage.database import Database, DatabaseError, OperationalError
+from storage.database import Database, OperationalError
 from storage.journal import JournalReader, JournalWriter, Kind, Position, Record, segment_path, segments
 from storage.records import unpack_close, unpack_end, unpack_reward, unpack_start
 from storage.states import CallOutcome
@@ -54,6 +55,7 @@ class Ingestion:
         assert row is not None
         self._taken = Position(row["segment"], row["offset"])
         self._batch: list[Record] = []
+        """Read, and not yet taken in or refused."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.problem: str | None = None
@@ -81,17 +83,31 @@ class Ingestion:
         while self.run_once():
             if self.problem:
                 raise OperationalError(self.problem)
-        with self._db.transaction():
-            for call in self._under_way.values():
-                if not self._db.first("SELECT 1 FROM calls WHERE id = ?", (call.start.id,)):
-                    self._end(call, _interrupted(call.start))
-        self._under_way.clear()
+        for call in list(self._under_way.values()):
+            if not self._db.first("SELECT 1 FROM calls WHERE id = ?", (call.start.id,)):
+                self._interrupt(call)
+            del self._under_way[call.start.id]
         self._reader.delete_before(self._reader.segment)
+
+    def _interrupt(self, call: _UnderWay) -> None:
+        try:
+            with self._db.transaction():
+                self._end(call, _interrupted(call.start))
+        except (OperationalError, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001 - see `_take`
+            self._calls.forget()
+            self._keep_refused(call.start.id, _parts(call), error)
+            self.refused += 1
 
     @property
     def backlog_bytes(self) -> int:
         """Bytes of the journal that are not in the database yet."""
-        sizes = {n: segment_path(self._journal_folder, n).stat().st_size for n in segments(self._journal_folder)}
+        sizes: dict[int, int] = {}
+        for number in segments(self._journal_folder):
+            # The thread may take a segment away meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                sizes[number] = segment_path(self._journal_folder, number).stat().st_size
         taken = self._taken
         ahead = sum(size for number, size in sizes.items() if number > taken.segment)
         return ahead + max(0, sizes.get(taken.segment, 0) - taken.offset)
@@ -112,43 +128,54 @@ class Ingestion:
 
     def run_once(self) -> bool:
         """Take in one batch; returns whether there was one."""
-        if self.problem is None:
-            self._batch = self._reader.read()
-        if not self._batch:
-            return False
         try:
+            if not self._batch:
+                self._batch = self._reader.read()
+            found = bool(self._batch)
             self._take(self._batch)
-        except OperationalError as error:
-            self.problem = f"the database takes nothing: {error}"
+        except (OperationalError, OSError) as error:
+            self.problem = f"nothing can be taken from the journal into the database: {error}"
             _log.warning(self.problem)
             return True
         self.problem = None
-        self._batch = []
+        if not found:
+            return False
         oldest = min((call.segment for call in self._under_way.values()), default=self._reader.segment)
         self._reader.delete_before(min(oldest, self._reader.segment))
         return True
 
     def _take(self, batch: list[Record]) -> None:
+        """Take in ``batch``, the next records of `_batch`; what the database refuses for good is kept as a file.
+
+        What is done leaves `_batch`, so that a lock or a full disk in the middle lets only the rest be tried again.
+        """
+        if not batch:
+            return
         before = {name: (call, len(call.pieces), call.capture) for name, call in self._under_way.items()}
         try:
             with self._db.transaction():
                 for record in batch:
                     self._apply(record)
-                end = batch[-1].end
-                self._db.execute("UPDATE journal_position SET segment = ?, offset = ?", (end.segment, end.offset))
-        except OperationalError:
+                self._set_position(batch[-1].end)
+        except (OperationalError, OSError):
             self._restore(before)
             raise
-        except (DatabaseError, ValueError, KeyError) as error:
+        except Exception as error:  # noqa: BLE001 - a poison record, whatever is wrong with it, stops no other
             self._restore(before)
-            if len(batch) == 1:
-                self._refuse(batch[0], error)
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                for half in (batch[:middle], batch[middle:]):
+                    self._take(half)
                 return
-            middle = len(batch) // 2
-            self._take(batch[:middle])
-            self._take(batch[middle:])
-            return
-        self._taken = max(self._taken, batch[-1].end, key=lambda p: (p.segment, p.offset))
+            self._refuse(batch[0], error)
+        if self._taken < batch[-1].end:
+            self._taken = batch[-1].end
+        del self._batch[: len(batch)]
+
+    def _set_position(self, end: Position) -> None:
+        # After a restart the first records lie before the position, which never goes back.
+        if self._taken < end:
+            self._db.execute("UPDATE journal_position SET segment = ?, offset = ?", (end.segment, end.offset))
 
     def _restore(self, before: dict[str, tuple[_UnderWay, int, bytes | None]]) -> None:
         self._under_way = {}
@@ -160,12 +187,21 @@ class Ingestion:
         self._calls.forget()
 
     def _refuse(self, record: Record, error: Exception) -> None:
-        self.refused += 1
+        call = self._under_way.get(record.id)
+        # The end of a call stands for the whole of it.
+        parts = _parts(call) if call is not None and record.kind is Kind.END else {}
+        self._keep_refused(record.id, {record.kind.name.lower(): record.payload} | parts, error)
+        with self._db.transaction():
+            self._set_position(record.end)
         self._under_way.pop(record.id, None)
+        self.refused += 1
+
+    def _keep_refused(self, name: str, parts: dict[str, bytes], error: Exception) -> None:
         folder = self._journal_folder / "refused"
         folder.mkdir(exist_ok=True)
-        (folder / f"{record.id}.{record.kind.name.lower()}").write_bytes(record.payload)
-        _log.error("the database refused a %s record (%s): kept in %s", record.kind.name, error, folder)
+        for part, data in parts.items():
+            (folder / f"{name}.{part}").write_bytes(data)
+        _log.error("the database refused %s (%s: %s): kept in %s", name, type(error).__name__, error, folder)
 
     def _apply(self, record: Record) -> None:
         new = self._taken < record.end
@@ -201,6 +237,12 @@ class Ingestion:
         recorded = RecordedCall(call.session, call.start, end, call.request, b"".join(call.pieces), call.capture)
         self._calls.write(recorded)
         sessions.count_call(self._db, call.session, call.start, end)
+
+
+def _parts(call: _UnderWay) -> dict[str, bytes]:
+    """What there is of a call, by what it is."""
+    parts = {"request": call.request, "response": b"".join(call.pieces)}
+    return parts if call.capture is None else parts | {"capture": call.capture}
 
 
 def _add(call: _UnderWay, record: Record) -> None:

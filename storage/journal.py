@@ -33,6 +33,9 @@ class Kind(IntEnum):
     CLOSE = 6
 
 
+_KINDS = frozenset(Kind)
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """A place in the journal; records before it have been taken in."""
@@ -90,6 +93,8 @@ class JournalWriter:
             checksum = zlib.crc32(part, checksum)
         header = _HEADER.pack(_MAGIC, kind, record_id.encode(), length, checksum)
         with self._lock:
+            if self._file < 0:
+                raise JournalDown(f"the journal in {self._folder} is closed")
             try:
                 if self._size >= _SEGMENT_BYTES:
                     self._roll()
@@ -99,10 +104,23 @@ class JournalWriter:
                 if self._fsync:
                     os.fdatasync(self._file)
             except OSError as error:
-                os.ftruncate(self._file, self._size)
+                self._cut_off()
                 raise JournalDown(f"the journal in {self._folder} takes no records: {error}") from error
             self._size += written
         self.written.set()
+
+    def _cut_off(self) -> None:
+        """Take a record that was not written whole out of the segment; where that fails, the segment ends with it."""
+        try:
+            os.ftruncate(self._file, self._size)
+        except OSError:
+            self._size = _SEGMENT_BYTES
+
+    @property
+    def position(self) -> Position:
+        """Where the next record begins: whatever lies before is whole."""
+        with self._lock:
+            return Position(self.segment, self._size)
 
     def _roll(self) -> None:
         file = os.open(
@@ -138,11 +156,14 @@ class JournalReader:
 
     def read(self) -> list[Record]:
         """The next records, in order; empty when everything that was appended has been read."""
-        # Asked before reading: what is appended later is left for the next call, never lost.
-        finished = self.segment < self._writer.segment
+        # Asked before reading: what is appended later is left for the next call, never lost. And what lies behind
+        # the writer's position may be a record that it is about to cut off again.
+        end = self._writer.position
+        finished = self.segment < end.segment
+        at = self._offset + len(self._rest)
         with segment_path(self._folder, self.segment).open("rb") as file:
-            file.seek(self._offset + len(self._rest))
-            data = self._rest + file.read(_READ_BYTES)
+            file.seek(at)
+            data = self._rest + file.read(_READ_BYTES if finished else min(_READ_BYTES, max(0, end.offset - at)))
         records, used = self._parse(data)
         grew = len(data) > len(self._rest)
         self._rest = data[used:]
@@ -165,7 +186,7 @@ class JournalReader:
         while len(data) - at >= _HEADER.size:
             magic, kind, raw_id, length, checksum = _HEADER.unpack_from(data, at)
             end = at + _HEADER.size + length
-            if magic != _MAGIC or end > len(data):
+            if magic != _MAGIC or kind not in _KINDS or end > len(data):
                 break
             payload = data[at + _HEADER.size : end]
             if zlib.crc32(payload) != checksum:

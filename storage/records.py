@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from storage.states import CallOutcome, ClosedBy
+from storage.text import dumps
 from storage.types import CallEnd, CallId, CallStart, Identity, Owner, Reward, VersionNumber
 
 _LENGTH = struct.Struct("<I")
@@ -25,7 +26,7 @@ class Close:
 
 def pack_start(start: CallStart) -> bytes:
     """The head of a start record; the request's body follows it."""
-    head = orjson.dumps(asdict(start))
+    head = dumps(asdict(start))
     return _LENGTH.pack(len(head)) + head
 
 
@@ -38,7 +39,7 @@ def unpack_start(payload: bytes) -> tuple[CallStart, bytes]:
 
 
 def pack_end(end: CallEnd) -> bytes:
-    return orjson.dumps(asdict(end))
+    return dumps(asdict(end))
 
 
 def unpack_end(payload: bytes) -> CallEnd:
@@ -48,7 +49,7 @@ def unpack_end(payload: bytes) -> CallEnd:
 
 
 def pack_reward(reward: Reward) -> bytes:
-    return orjson.dumps(asdict(reward))
+    return dumps(asdict(reward))
 
 
 def unpack_reward(payload: bytes) -> Reward:
@@ -58,7 +59,7 @@ def unpack_reward(payload: bytes) -> Reward:
 
 
 def pack_close(close: Close) -> bytes:
-    return orjson.dumps(asdict(close))
+    return dumps(asdict(close))
 
 
 def unpack_close(payload: bytes) -> Close:

@@ -33,11 +33,12 @@ def insert(db: Database, reward: Reward) -> None:
     )
 
 
-def attach_waiting(db: Database, identity: Identity, session: SessionKey) -> None:
-    """A session begins: rewards that came before it are its own."""
+def attach_waiting(db: Database, identity: Identity, episode: int, session: SessionKey, at: float) -> None:
+    """A session begins: rewards for it that came up to `WAIT_SECONDS` before are its own."""
     db.execute(
-        "UPDATE rewards SET session = ? WHERE owner = ? AND session_id = ? AND session IS NULL",
-        (session, identity.owner, identity.session_id),
+        "UPDATE rewards SET session = ?1 WHERE owner = ?2 AND session_id = ?3 AND session IS NULL"
+        " AND coalesce(episode, ?4) = ?4 AND created_at >= ?5",
+        (session, identity.owner, identity.session_id, episode, at - WAIT_SECONDS),
     )
 
 

@@ -109,14 +109,15 @@ def newest_version(db: Database) -> VersionNumber:
 def steps_behind(db: Database, version: VersionNumber) -> int:
     """How many updates lie between ``version`` and the newest, along the chain of parents.
 
-    A version that is not on that chain (it was rejected) counts as far as the place where it left the chain.
+    A version that is not on that chain (it was rejected) counts as far as the place where it left the chain; one
+    that is not known, as far as the base model.
     """
     chain = [newest_version(db)]
     parents = {row["version"]: row["parent"] for row in db.all("SELECT version, parent FROM runs WHERE version > 0")}
-    while chain[-1] in parents:
-        chain.append(VersionNumber(parents[chain[-1]]))
+    while chain[-1] != BASE:
+        chain.append(VersionNumber(parents[chain[-1]] or BASE))
     while version not in chain:
-        version = VersionNumber(parents[version])
+        version = VersionNumber(parents.get(version) or BASE)
     return chain.index(version)
 
 

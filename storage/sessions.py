@@ -69,8 +69,9 @@ def open_for_call(db: Database, start: CallStart) -> SessionKey:
         check_move(SESSION_MOVES, session.state, SessionState.OPEN, f"session {session.session_id}")
     db.execute(
         "UPDATE sessions SET state = ?, closed_by = NULL, closed_at = NULL, last_call_at = max(last_call_at, ?),"
-        " scenario = coalesce(scenario, ?) WHERE key = ?",
-        (SessionState.OPEN, start.started_at, start.scenario, session.key),
+        # What one call says is for evaluation alone is never trained on.
+        " scenario = coalesce(scenario, ?), split = CASE ? WHEN 'eval' THEN 'eval' ELSE split END WHERE key = ?",
+        (SessionState.OPEN, start.started_at, start.scenario, start.split, session.key),
     )
     return session.key
 
@@ -90,7 +91,7 @@ def _open(db: Database, start: CallStart, episode: int) -> SessionKey:
             last_call_at=start.started_at,
         )
     )
-    rewards.attach_waiting(db, start.identity, key)
+    rewards.attach_waiting(db, start.identity, episode, key, start.started_at)
     return key
 
 

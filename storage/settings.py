@@ -6,14 +6,24 @@ setting of a table is a variable with two underscores: ``[group] size`` is ``SLI
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
 
 from storage.types import is_policy_name
 
 FILE = "slipstream.toml"
+
+UNREADABLE = (ValidationError, SettingsError, tomllib.TOMLDecodeError)
+"""What settings raise that cannot be used; `explain` says it in words."""
 
 
 class Table(BaseModel):
@@ -74,8 +84,12 @@ class Settings(BaseSettings):
         return self.data / "logs"
 
 
-def explain(error: ValidationError) -> str:
+def explain(error: Exception) -> str:
     """One line for each wrong setting: its name, what was found, what is expected."""
+    if isinstance(error, tomllib.TOMLDecodeError):
+        return f"{FILE} is not TOML: {error}"
+    if not isinstance(error, ValidationError):
+        return f"settings from SLIPSTREAM_* variables: {error} (a table is given as JSON, or name by name)"
     lines = []
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"])

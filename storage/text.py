@@ -28,6 +28,6 @@ def _plain(value: Any, depth: int) -> Any:
         return [_plain(item, depth - 1) for item in value]
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
-    if isinstance(value, int) and not isinstance(value, bool) and not -_INTEGERS <= value < _INTEGERS:
+    if isinstance(value, int) and not isinstance(value, bool) and not -_INTEGERS <= value < 2 * _INTEGERS:
         return str(value)
     return value

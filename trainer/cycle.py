@@ -9,7 +9,7 @@ from storage.database import Database
 from storage.states import GroupState, Outcome
 from storage.types import GroupId, RunId, RunRequest, Session, SessionKey, new_id
 from trainer import scoring, sequences
-from trainer.errors import JudgeUnreachable
+from trainer.errors import BatchInvalid, JudgeUnreachable
 from trainer.groups import choose
 from trainer.judge import Judge
 from trainer.settings import TrainerSettings
@@ -88,7 +88,10 @@ class Cycle:
         return True
 
     def _nothing_to_train(self, session: Session) -> str | None:
-        trajectory = sequences.trajectory(calls.of_session(self._db, session.key))
+        try:
+            trajectory = sequences.trajectory(calls.of_session(self._db, session.key))
+        except BatchInvalid as error:
+            return f"its tokens cannot be trained: {error}"
         if trajectory.sequences:
             return None
         if session.split == "eval" and trajectory.last_call is not None:
@@ -98,14 +101,16 @@ class Cycle:
 
     def score(self) -> str | None:
         """Score the groups that are ready. Returns what keeps the judge from it, in words."""
+        judge, problem = self._judge, None
         for group in groups.in_state(self._db, GroupState.READY):
-            coordination.say(self._db, f"scoring group {group.id}")
+            coordination.say(self._db, f"scoring group {group.id}", problem=problem)
             try:
-                if not scoring.score(self._db, group, self._judge, self._settings.group.min_spread):
-                    return NO_JUDGE
+                if not scoring.score(self._db, group, judge, self._settings.group.min_spread):
+                    problem = problem or NO_JUDGE
             except JudgeUnreachable as unreachable:
-                return str(unreachable)
-        return None
+                # The groups that need no judge do not wait for it.
+                judge, problem = None, str(unreachable)
+        return problem
 
     def waits_for(self) -> str:
         """What the next run waits for, in words."""

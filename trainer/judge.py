@@ -10,12 +10,14 @@ import httpx
 from trainer.errors import JudgeRefused, JudgeUnreachable
 
 _TIMEOUT = httpx.Timeout(120.0, connect=10.0)
-_PASSES_BY_ITSELF = (408, 429)
+_OF_THIS_GROUP = (400, 413, 422)
+"""What the judge says of a request that it cannot take; every other refusal is meant for whoever sends it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     content: str
+    """Empty when the judge refused, or said nothing."""
     tokens: int
     """What the judge says that it used, prompt and answer together; 0 where it does not say."""
 
@@ -40,28 +42,28 @@ class Judge:
         }
         try:
             response = self._client.post(self._url, json=document)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise JudgeUnreachable(
                 f"the judge at {self._url} does not answer ({error or type(error).__name__}): groups wait; "
                 f"check SLIPSTREAM_JUDGE_BASE_URL"
             ) from error
         status = response.status_code
-        if status in (401, 403, 404) or status in _PASSES_BY_ITSELF or status >= 500:
+        if status in _OF_THIS_GROUP:
+            raise JudgeRefused(f"the judge answered with {status}: {response.text[:300]}")
+        if status != 200:
             raise JudgeUnreachable(
                 f"the judge at {self._url} answered with {status}: {response.text[:300]}; groups wait; "
                 f"check SLIPSTREAM_JUDGE_BASE_URL, _MODEL and _API_KEY"
             )
-        if status != 200:
-            raise JudgeRefused(f"the judge answered with {status}: {response.text[:300]}")
         try:
             body = response.json()
             content = body["choices"][0]["message"].get("content")
-            tokens = (body.get("usage") or {}).get("total_tokens") or 0
+            tokens = int((body.get("usage") or {}).get("total_tokens") or 0)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise JudgeRefused(f"the judge's answer is not a chat completion: {response.text[:300]}") from error
-        if not isinstance(content, str) or not content.strip():
-            raise JudgeRefused("the judge's answer is empty")
-        return Reply(content, int(tokens))
+        # Half a surrogate pair can neither be kept nor sent back.
+        text = content.encode("utf-8", "replace").decode() if isinstance(content, str) else ""
+        return Reply(text.strip(), tokens)
 
     def close(self) -> None:
         self._client.close()

@@ -31,11 +31,11 @@ _WATCH_SECONDS = 0.5
 class Trainer:
     """Owns the scheduler, the cycle, the judge's client and the update worker."""
 
-    def __init__(self, settings: TrainerSettings) -> None:
+    def __init__(self, settings: TrainerSettings, worker: UpdateWorker) -> None:
         self._settings = settings
         # The heartbeat and the watch must not wait for the cycle's transactions: one connection for each job.
         self._db, self._beat_db, self._watch_db = (Database(settings.data) for _ in range(3))
-        self._worker = UpdateWorker(settings.logs / "update-worker.log")
+        self._worker = worker
         training = TrainingRuns(self._db, settings, self._worker)
         coordination.beat(self._beat_db, time.time())
         training.adopt()
@@ -43,6 +43,8 @@ class Trainer:
         self._cycle = Cycle(self._db, settings, self._judge, training)
         self._watcher = Cycle(self._watch_db, settings, None, training)
         self._turning = threading.Lock()
+        self._rests_until = 0.0
+        """After a failure: work that is due waits for the next turn."""
         self._scheduler = BackgroundScheduler(timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1})
 
     def start(self) -> None:
@@ -70,12 +72,20 @@ class Trainer:
 
     def _watch(self) -> None:
         with _busy_is_no_fault("watch"):
-            if not self._turning.locked() and self._watcher.is_due():
+            rested = time.monotonic() >= self._rests_until
+            if rested and not self._turning.locked() and self._watcher.is_due():
                 self._scheduler.modify_job("cycle", next_run_time=datetime.datetime.now(datetime.UTC))
 
     def _turn(self) -> None:
         with self._turning, _busy_is_no_fault("cycle"):
-            self._cycle.turn()
+            try:
+                self._cycle.turn()
+            except OperationalError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the edge of the background: said, and tried again
+                _log.exception("the cycle failed; it is tried again")
+                self._rests_until = time.monotonic() + self._settings.trainer.interval
+                coordination.say(self._db, "waiting", problem=f"the cycle failed ({type(error).__name__}: {error})")
 
 
 def serve(settings: TrainerSettings) -> None:
@@ -84,7 +94,7 @@ def serve(settings: TrainerSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     with only_one(settings):
-        trainer = Trainer(settings)
+        trainer = Trainer(settings, UpdateWorker(settings.logs / "update-worker.log"))
         trainer.start()
         stopped.wait()
         trainer.stop()

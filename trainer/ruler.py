@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from storage.text import dumps
 from trainer.errors import JudgeRefused
 from trainer.judge import Judge
 
@@ -88,7 +89,8 @@ def score(judge: Judge, attempts: Sequence[Attempt]) -> Scores:
         found = read_answer(reply.content, len(distinct))
     except JudgeRefused as fault:
         again = {"role": "user", "content": f"That answer cannot be used: {fault}. Answer again, with JSON alone."}
-        reply = judge.ask([*messages, {"role": "assistant", "content": reply.content}, again], schema)
+        said = [{"role": "assistant", "content": reply.content}] if reply.content else []
+        reply = judge.ask([*messages, *said, again], schema)
         tokens += reply.tokens
         found = read_answer(reply.content, len(distinct))
     by_key = dict(zip(distinct, found, strict=True))
@@ -98,7 +100,7 @@ def score(judge: Judge, attempts: Sequence[Attempt]) -> Scores:
 def request(attempts: Sequence[Attempt]) -> list[dict[str, str]]:
     """The judge's messages. What all attempts begin with is given once, as their context."""
     shared = _common(attempts)
-    tools = list(dict.fromkeys(orjson.dumps(tool) for attempt in attempts for tool in attempt.tools))
+    tools = list(dict.fromkeys(dumps(tool) for attempt in attempts for tool in attempt.tools))
     document = {
         "context": list(attempts[0].messages[:shared]),
         "tools": [orjson.loads(tool) for tool in tools],
@@ -108,12 +110,14 @@ def request(attempts: Sequence[Attempt]) -> list[dict[str, str]]:
     }
     return [
         {"role": "system", "content": RUBRIC},
-        {"role": "user", "content": orjson.dumps(document).decode()},
+        {"role": "user", "content": dumps(document).decode()},
     ]
 
 
 def read_answer(content: str, count: int) -> list[Score]:
     """The scores in the judge's answer, in the order of the ids. Raises `JudgeRefused` with the fault in words."""
+    if not content:
+        raise JudgeRefused("it is empty")
     start, end = content.find("{"), content.rfind("}")
     if start < 0 or end < start:
         raise JudgeRefused(f"there is no JSON in it: {content[:200]!r}")
@@ -136,7 +140,7 @@ def _id(number: int) -> str:
 
 
 def _key(attempt: Attempt) -> bytes:
-    return orjson.dumps([attempt.messages, attempt.tools], option=orjson.OPT_SORT_KEYS)
+    return dumps([attempt.messages, attempt.tools], sort_keys=True)
 
 
 def _common(attempts: Sequence[Attempt]) -> int:

@@ -10,6 +10,7 @@ from storage.database import Database
 from storage.states import GroupState, Outcome
 from storage.types import Group, Member, SessionKey
 from trainer import ruler, sequences
+from trainer.advantages import advantages
 from trainer.errors import JudgeRefused
 from trainer.judge import Judge
 
@@ -61,7 +62,7 @@ def _keep(db: Database, group: Group, members: list[Member], judge: str, tokens:
         if group.split == "eval":
             groups.move(db, group, GroupState.EVAL)
             outcome, reason = Outcome.EVALUATED, None
-        elif spread < min_spread:
+        elif spread < min_spread or advantages(values) is None:
             reason = f"no variance: best and worst reward differ by {spread:.3g}"
             groups.move(db, group, GroupState.SKIPPED, reason)
             outcome = Outcome.SKIPPED

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+from storage.states import CallOutcome
 from storage.types import Call, CallId, Choice
 from trainer.batches import Sequence
 
 GREEDY = "greedy: sampled at temperature 0, where nothing is explored"
+UNCLEAR = "several answers, none of which a later call continues: which of them had an effect cannot be said"
 _RESHAPED = {
     "structured": "a grammar",
     "logit_bias": "a logit bias",
@@ -92,13 +94,16 @@ def trajectory(calls: Many[Call]) -> Trajectory:
     paths: list[_Path] = []
     for position, call in enumerate(usable):
         before = _continued(paths, call.prompt_ids)
-        for choice in _effective(call, usable[position + 1 :]):
+        effective = _effective(call, usable[position + 1 :])
+        if not effective:
+            left_out[call.id] = UNCLEAR
+        for choice in effective:
             path = before.extend() if before is not None else _Path()
             path.see(call.prompt_ids[len(path.ids) :])
             path.say(choice, call)
             paths.append(path)
     sequences = tuple(Sequence(*(getattr(p, name) for name in _COLUMNS)) for p in paths if not p.extended)
-    delivered = [call for call in ordered if call.choices]
+    delivered = [call for call in ordered if call.choices and call.outcome is CallOutcome.COMPLETE]
     return Trajectory(sequences, left_out, delivered[-1].seq if delivered else None)
 
 

@@ -13,10 +13,11 @@ import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from pydantic import ValidationError
+from safetensors import SafetensorError
 
 from storage import calls, groups, runs, sessions
 from storage.database import Database
@@ -27,9 +28,8 @@ from trainer.advantages import advantages
 from trainer.batches import Batch, Sequence
 from trainer.errors import BatchInvalid, NoWeights, UpdateFailed
 from trainer.jobs import Job, Parent, UpdateSettings
-from trainer.publication import published
+from trainer.publication import Manifest, published
 from trainer.settings import TrainerSettings
-from trainer.worker import UpdateWorker
 
 _log = logging.getLogger("slipstream.trainer")
 
@@ -42,21 +42,26 @@ class _Material:
     batch: Batch
 
 
+class Worker(Protocol):
+    """Does a job: `trainer.worker.UpdateWorker`."""
+
+    def run(self, job_folder: Path) -> dict[str, float]:
+        """The job's metrics. Raises `UpdateFailed`."""
+        ...
+
+
 class TrainingRuns:
-    def __init__(self, db: Database, settings: TrainerSettings, worker: UpdateWorker) -> None:
+    def __init__(self, db: Database, settings: TrainerSettings, worker: Worker) -> None:
         self._db = db
         self._settings = settings
         self._worker = worker
 
     def adopt(self) -> None:
         """At start: a run that the last trainer left is ended, by what it published or by the lack of it."""
+        for run in runs.in_state(self._db, RunState.REQUESTED):
+            self._fail(run, "the trainer stopped before this run began: ask again")
         for run in runs.in_state(self._db, RunState.RUNNING):
-            manifest = published(self._target(run), run.id)
-            if manifest is not None:
-                self._succeed(run, manifest.metrics)
-                _log.info("run %s was finished by an earlier trainer: adopted", run.id)
-            else:
-                self._fail(run, "the trainer stopped during this run; its groups wait for the next one")
+            self._settle(run, "the trainer stopped during this run; its groups wait for the next one")
             self._clean(run)
 
     def carry_out(self, request: RunRequest) -> Run:
@@ -65,17 +70,20 @@ class TrainingRuns:
             run = runs.create(self._db, request)
         try:
             settings = UpdateSettings(**{**self._settings.train.model_dump(), **request.settings})
-            base_model = weights.root(self._settings)
             found = [g for g in groups.in_state(self._db, GroupState.SCORED, request.scenario) if self._is_fresh(g)]
             material = self._material(found)
         except ValidationError as error:
             problem = error.errors()[0]
             return self._end(run, RunState.FAILED, f"setting {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
-        except (NoWeights, BatchInvalid) as error:
+        except BatchInvalid as error:
             return self._end(run, RunState.FAILED, str(error))
         if material is None:
             which = f" of scenario {request.scenario}" if request.scenario else ""
             return self._end(run, RunState.SKIPPED, f"no scored group{which} waits to be trained: {self._missing()}")
+        try:
+            base_model = weights.root(self._settings)
+        except NoWeights as error:
+            return self._end(run, RunState.FAILED, str(error))
         run = self._start(run, material, settings)
         self._train(run, material, settings, base_model)
         self._clean(run)
@@ -98,9 +106,9 @@ class TrainingRuns:
             of_members = advantages([member.reward for member in group.members if member.reward is not None])
             assert of_members is not None, "a scored group has variance"
             for member, value in zip(group.members, of_members, strict=True):
-                trajectory = sequences.trajectory(calls.of_session(self._db, member.session))
-                rows += trajectory.sequences
-                values += [value] * len(trajectory.sequences)
+                paths = sequences.trajectory(calls.of_session(self._db, member.session)).sequences
+                rows += paths
+                values += [value] * len(paths)
         if not rows:
             return None
         return _Material(tuple(found), Batch(tuple(rows), np.array(values, dtype=np.float32)))
@@ -129,9 +137,12 @@ class TrainingRuns:
             job.write(self._job_folder(run), material.batch)
             metrics = self._worker.run(self._job_folder(run))
         except UpdateFailed as failed:
-            self._fail(run, failed.reason)
-        except OSError as error:
+            self._settle(run, failed.reason)
+        except (OSError, SafetensorError) as error:
             self._fail(run, f"the job could not be written: {error}")
+        except Exception as error:
+            self._settle(run, f"{type(error).__name__}: {error}")
+            raise
         else:
             self._succeed(run, metrics)
 
@@ -143,6 +154,19 @@ class TrainingRuns:
                 groups.move(self._db, group, GroupState.TRAINED, run=run.id)
                 for member in group.members:
                     sessions.set_outcome(self._db, member.session, Outcome.TRAINED, None, run.id, now)
+
+    def _settle(self, run: Run, reason: str) -> None:
+        """End a run that did not come to its end by itself: by what it published, or for ``reason``."""
+        manifest: Manifest | None = None
+        try:
+            manifest = published(self._target(run), run.id)
+        except UpdateFailed as foreign:
+            reason = f"{reason}; {foreign}"
+        if manifest is None:
+            self._fail(run, reason)
+            return
+        self._succeed(run, manifest.metrics)
+        _log.info("run %s had published its version (%s): adopted", run.id, reason)
 
     def _fail(self, run: Run, reason: str) -> None:
         _log.error("run %s failed: %s", run.id, reason)
@@ -174,3 +198,6 @@ class TrainingRuns:
 
     def _clean(self, run: Run) -> None:
         shutil.rmtree(self._job_folder(run), ignore_errors=True)
+        target = self._target(run)
+        # What a worker that was killed had begun to write; see `trainer.publication`.
+        shutil.rmtree(target.with_name(f"{target.name}.tmp-{run.id}"), ignore_errors=True)

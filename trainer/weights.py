@@ -22,7 +22,7 @@ def root(settings: TrainerSettings) -> str:
         try:
             response = httpx.get(f"{url}/v1/models", headers=headers, timeout=_TIMEOUT).raise_for_status()
             models = response.json()["data"]
-        except (httpx.HTTPError, ValueError, LookupError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
             problem = f"vLLM at {url} does not tell where its weights lie ({error})"
             continue
         for model in models:

@@ -51,7 +51,7 @@ _bearer = HTTPBearer(auto_error=False, description="The admin key: `admin.key` i
 
 def require_admin(context: Here, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
     given = credentials.credentials if credentials else ""
-    if not hmac.compare_digest(given.encode(), context.admin_key.encode()):
+    if not given or not hmac.compare_digest(given.encode(), context.admin_key.encode()):
         raise HTTPException(
             401,
             "wrong or missing admin key: send `Authorization: Bearer <key>`; the key is in "

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from proxy.admin.context import Here, require_admin
-from proxy.admin.status import NO_TRAINER, degraded, status, trainer_alive
+from proxy.admin.status import NO_TRAINER, degraded, serves_live, status, trainer_alive
 from proxy.client_api import RewardBody, keep_reward
 from proxy.errors import ProxyError
 from proxy.versions import as_dict
@@ -38,8 +38,7 @@ def health() -> dict[str, str]:
 @open_router.get("/ready")
 def ready(context: Here) -> JSONResponse:
     """Whether the proxy can serve and record."""
-    problems = [u.problem for u in context.upstreams.all if u.problem]
-    able = len(problems) < len(context.upstreams.all)
+    able = serves_live(context)
     recording = context.recorder.problem
     body: dict[str, Any] = {"ready": able and recording is None, "serves": able, "records": recording is None}
     if not body["ready"]:
@@ -68,7 +67,7 @@ def list_sessions(
     return _page(found, limit, "key")
 
 
-@admin_router.get("/sessions/{session_id}")
+@admin_router.get("/sessions/{session_id:path}")
 def get_session(context: Here, session_id: str, episode: int | None = None, owner: str = "default") -> dict[str, Any]:
     """One session with its calls, rewards and group."""
     session = _session(context, Identity(Owner(owner), session_id), episode)
@@ -80,7 +79,7 @@ def get_session(context: Here, session_id: str, episode: int | None = None, owne
     }
 
 
-@admin_router.post("/sessions/{session_id}/reward")
+@admin_router.post("/sessions/{session_id:path}/reward")
 def reward_session(context: Here, session_id: str, body: RewardBody, episode: int | None = None) -> dict[str, Any]:
     """Give a session a reward; an earlier one of the same name stays, and no longer counts."""
     identity = Identity(Owner("default"), session_id)

@@ -43,6 +43,9 @@ def degraded(context: Context) -> list[str]:
     problems = [f"{u.url}: {u.problem}" for u in context.upstreams.all if u.problem]
     if not context.upstreams.all:
         problems.append("no vLLM server is configured: set SLIPSTREAM_UPSTREAM, or use ./scripts/serve")
+    elif not serves_live(context) and not all(u.problem for u in context.upstreams.all):
+        live = version_name(context.settings.policy, context.policy.live())
+        problems.append(f"{live} is being loaded into vLLM: calls of new sessions are answered with 503 until then")
     problems += [p for p in (context.recorder.problem, context.ingestion.problem, context.policy.problem) if p]
     if context.recorder.lost:
         problems.append(f"{context.recorder.lost} calls could not be recorded whole since the proxy started")
@@ -54,6 +57,12 @@ def degraded(context: Context) -> list[str]:
     elif trainer and trainer.problem:
         problems.append(trainer.problem)
     return problems
+
+
+def serves_live(context: Context) -> bool:
+    """Whether a new session would be answered: some vLLM serves the live version."""
+    live = context.policy.live()
+    return any(u.problem is None and live in u.serves for u in context.upstreams.all)
 
 
 def trainer_alive(trainer: coordination.TrainerState | None) -> bool:

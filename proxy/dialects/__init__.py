@@ -16,6 +16,8 @@ class Dialect(Protocol):
     path: str
     last_frame: bytes
     """In a stream: the frame after which a client stops reading."""
+    error_frame: bytes
+    """In a stream: the beginning of the frame by which vLLM breaks off."""
 
     def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
         """What can be read in a call. Never raises: what cannot be read is left out."""

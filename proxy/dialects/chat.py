@@ -16,6 +16,7 @@ class ChatCompletions:
     name = "chat"
     path = "/v1/chat/completions"
     last_frame = b"data: [DONE]"
+    error_frame = b'data: {"error"'
 
     def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
         asked = parse(request)
@@ -38,16 +39,18 @@ def _streamed(response: bytes) -> list[Message]:
     for event in events(response):
         for choice in _list(event, "choices"):
             if isinstance(choice, dict) and isinstance(choice.get("delta"), dict):
-                message = choices.setdefault(choice.get("index", 0), {"role": "assistant"})
+                index = choice.get("index")
+                message = choices.setdefault(index if isinstance(index, int) else 0, {"role": "assistant"})
                 _add(message, choice["delta"])
     return [choices[index] for index in sorted(choices)]
 
 
 def _add(message: Message, delta: dict[str, Any]) -> None:
     for name, value in delta.items():
-        if name == "tool_calls" and isinstance(value, list):
-            _add_tool_calls(message.setdefault(name, []), value)
-        elif name in _JOINED and isinstance(value, str):
+        if name == "tool_calls":
+            if isinstance(value, list):
+                _add_tool_calls(message.setdefault(name, []), value)
+        elif name in _JOINED and isinstance(value, str) and isinstance(message.get(name, ""), str):
             message[name] = message.get(name, "") + value
         elif value not in (None, []):
             message[name] = value
@@ -67,9 +70,9 @@ def _add_tool_calls(calls: list[Any], fragments: list[Any]) -> None:
         for key in ("id", "type"):
             if fragment.get(key):
                 call[key] = fragment[key]
-        function = fragment.get("function") or {}
+        function = fragment.get("function")
         for key in ("name", "arguments"):
-            if isinstance(function.get(key), str):
+            if isinstance(function, dict) and isinstance(function.get(key), str):
                 call["function"][key] += function[key]
 
 

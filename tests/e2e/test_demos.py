@@ -30,10 +30,9 @@ def run_demo(folder: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
 
 def told(name: str, figures: dict[str, Any]) -> str:
     means = figures["means"]
-    return (
-        f"demo {name}: {figures['sessions']} sessions, {figures['minutes']} minutes, "
-        f"mean true reward {means[0]:.3f} -> {means[-1]:.3f}, thirds {figures['first_third']:.3f} -> {figures['last_third']:.3f} (p = {figures['p']:.2g})"
-    )
+    thirds = f"thirds {figures['first_third']:.3f} -> {figures['last_third']:.3f} (p = {figures['p']:.2g})"
+    rise = f"mean true reward {means[0]:.3f} -> {means[-1]:.3f}"
+    return f"demo {name}: {figures['sessions']} sessions, {figures['minutes']} minutes, {rise}, {thirds}"
 
 
 def test_the_word_task_is_learned(tmp_path: Path, report: Report) -> None:

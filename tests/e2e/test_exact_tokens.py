@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,10 @@ def live(service: Service, trained: list[dict[str, Any]]) -> VersionNumber:
 
 
 @pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> UpdateWorker:
-    return UpdateWorker(tmp_path_factory.mktemp("worker") / "worker.log")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpdateWorker]:
+    started = UpdateWorker(tmp_path_factory.mktemp("worker") / "worker.log")
+    yield started
+    started.close()
 
 
 def scored(worker: UpdateWorker, sequences: list[Sequence], parent: Parent, model: Path, folder: Path) -> Floats:
@@ -83,14 +86,16 @@ def agree(recorded: Floats, recomputed: Floats) -> bool:
 
 def by_vllm(service: Service, sequences: list[Sequence], model: str) -> Floats:
     """vLLM's own logprobs of the same tokens at temperature 1, under ``model``."""
-    found: list[float] = []
-    for sequence in sequences:
+
+    def ask(sequence: Sequence) -> list[float]:
         ids = sequence.ids.tolist()
         body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
         answer = httpx.post(f"{service.vllm_url}/v1/completions", json=body, timeout=120).raise_for_status()
         logprobs = answer.json()["choices"][0]["prompt_logprobs"]
-        found += [logprobs[p][str(ids[p])]["logprob"] for p in np.flatnonzero(sequence.trained)]
-    return np.array(found, dtype=np.float32)
+        return [logprobs[p][str(ids[p])]["logprob"] for p in np.flatnonzero(sequence.trained)]
+
+    with ThreadPoolExecutor(16) as pool:
+        return np.array([value for row in pool.map(ask, sequences) for value in row], dtype=np.float32)
 
 
 def test_recorded_and_recomputed_logprobs_agree_under_the_version_that_sampled(

@@ -1,0 +1,213 @@
+"""The parts of an update that need no model: the job folder, what is published, what is probed, the process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.test_layouts import sequence
+from trainer.batches import Batch
+from trainer.errors import BatchInvalid, JobInvalid, UpdateFailed
+from trainer.fingerprints import base_fingerprint
+from trainer.jobs import BATCH, Job, Parent, UpdateSettings
+from trainer.probe import MOST_ROW_TOKENS, MOST_TOKENS, Probe
+from trainer.publication import MANIFEST, Manifest, publication, published
+from trainer.update import _in_words
+
+
+def job(target: Path | None, **changed: Any) -> Job:
+    fields: dict[str, Any] = {
+        "kind": "train",
+        "run": "run-1",
+        "version": 1,
+        "policy": "policy",
+        "base_model": "/models/base",
+        "parent": Parent(version=0),
+        "target": target,
+    }
+    return Job(**(fields | changed))
+
+
+def batch(count: int = 1, length: int = 3) -> Batch:
+    rows = tuple(sequence([number, *range(length - 1)]) for number in range(count))
+    return Batch(rows, np.linspace(-1, 1, count, dtype=np.float32))
+
+
+def manifest(run: str) -> Manifest:
+    return Manifest(
+        run=run,
+        policy="policy",
+        version=1,
+        parent=0,
+        base_model="/models/base",
+        base_fingerprint="f",
+        sha256={},
+        settings=UpdateSettings(),
+        metrics={"loss": 0.5},
+        probe=[],
+    )
+
+
+def test_a_job_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    written = job(tmp_path / "policy@1", settings=UpdateSettings(learning_rate=1e-4, loss="cispo"))
+    written.write(tmp_path / "job", batch())
+    assert Job.read(tmp_path / "job") == written
+    assert Batch.load(tmp_path / "job" / BATCH).trained_tokens == 2
+    assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["batch.safetensors", "job.json"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"settings": {"learning_rat": 1e-4}}, r"settings\.learning_rat: Extra inputs are not permitted"),
+        ({"settings": {"loss": "ppo"}}, r"settings\.loss: Input should be 'grpo' or 'cispo'"),
+        ({"settings": {"steps": 0}}, r"settings\.steps: Input should be greater than or equal to 1"),
+        ({"settings": {"learning_rate": 0}}, r"settings\.learning_rate"),
+        ({"kind": "guess"}, "kind: Input should be 'train' or 'score'"),
+        ({"kind": "score"}, "one of kind score none"),
+        ({"target": "adapters/policy@1"}, "must be an absolute path"),
+        ({"surprise": 1}, "surprise: Extra inputs"),
+    ],
+)
+def test_a_bad_job_is_refused_with_the_field(tmp_path: Path, changed: dict[str, Any], text: str) -> None:
+    fields = json.loads(job(tmp_path / "policy@1").model_dump_json()) | changed
+    (tmp_path / "job.json").write_text(json.dumps(fields))
+    with pytest.raises(JobInvalid, match=text):
+        Job.read(tmp_path)
+
+
+def test_an_absent_job_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobInvalid, match="cannot be read"):
+        Job.read(tmp_path)
+
+
+def test_a_publication_appears_whole(tmp_path: Path) -> None:
+    target = tmp_path / "adapters" / "policy@1"
+    with publication(target, "run-1") as folder:
+        (folder / MANIFEST).write_text(manifest("run-1").model_dump_json())
+        assert folder.name == "policy@1.tmp-run-1"
+        assert not target.exists()
+    assert [path.name for path in target.parent.iterdir()] == ["policy@1"]
+    found = published(target, "run-1")
+    assert found is not None
+    assert found.metrics == {"loss": 0.5}
+
+
+def test_a_publication_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "policy@1"
+
+    def write() -> None:
+        with publication(target, "run-1") as folder:
+            (folder / "half").write_text("half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_crash_left_is_cleared_away(tmp_path: Path) -> None:
+    (tmp_path / "policy@1.tmp-run-1").mkdir()
+    (tmp_path / "policy@1.tmp-run-1" / "half").write_text("half")
+    with publication(tmp_path / "policy@1", "run-1") as folder:
+        assert list(folder.iterdir()) == []
+
+
+def test_a_version_is_never_written_twice(tmp_path: Path) -> None:
+    target = tmp_path / "policy@1"
+    assert published(target, "run-1") is None
+    with publication(target, "run-1") as folder:
+        (folder / MANIFEST).write_text(manifest("run-1").model_dump_json())
+    with pytest.raises(UpdateFailed, match="made by the run run-1"):
+        published(target, "run-2")
+    (target / MANIFEST).write_text("half")
+    with pytest.raises(UpdateFailed, match="manifest cannot be read"):
+        published(target, "run-1")
+    with pytest.raises(UpdateFailed, match="appeared while"), publication(target, "run-2"):
+        pass
+
+
+def test_a_probe_prefers_what_the_update_moved_most() -> None:
+    rows = tuple(sequence([number, 1, 2]) for number in range(3))
+    probe = Probe.choose(Batch(rows, np.array([0.1, -2.0, 0.5], dtype=np.float32)))
+    assert [int(row.ids[0]) for row in probe.rows] == [1, 2, 0]
+
+
+def test_a_probe_keeps_to_its_bounds_and_takes_a_sequence_once() -> None:
+    same = tuple(sequence([1, 2, 3]) for _ in range(5))
+    assert len(Probe.choose(Batch(same, np.ones(5, dtype=np.float32))).rows) == 1
+    for count, length in ((400, 3), (40, 60), (2, 3000)):
+        rows = Probe.choose(batch(count, length)).rows
+        tokens = sum(len(row) for row in rows)
+        assert len(rows) == 1 or tokens <= MOST_ROW_TOKENS
+        assert len(rows) == 1 or sum(row.trained_tokens for row in rows) <= MOST_TOKENS
+
+
+def test_a_probe_row_ends_with_its_last_trained_token_and_is_not_truncated() -> None:
+    long = sequence([1, 2, 3, 4, 5], [False, False, True, False, False], temperature=0.5)
+    (row,) = Probe.choose(Batch((long,), np.ones(1, dtype=np.float32))).rows
+    assert row.ids.tolist() == [1, 2, 3]
+    assert row.temperature.tolist() == [1, 1, 1]
+    assert Probe((row,)).compare([[-1.0]], [[-0.5]])[0].model_dump() == {
+        "ids": [1, 2, 3],
+        "positions": [2],
+        "parent": [-1.0],
+        "new": [-0.5],
+    }
+
+
+def test_a_fingerprint_follows_config_and_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="no weights"):
+        base_fingerprint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    first = base_fingerprint(tmp_path)
+    assert base_fingerprint(tmp_path) == first
+    (tmp_path / "README.md").write_text("not part of the model")
+    assert base_fingerprint(tmp_path) == first
+    (tmp_path / "model.safetensors").write_bytes(b"weightS")
+    second = base_fingerprint(tmp_path)
+    (tmp_path / "config.json").write_text("{ }")
+    assert len({first, second, base_fingerprint(tmp_path)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BatchInvalid("the batch has no trained token"), "the batch has no trained token"),
+        (OSError(28, "No space left on device", "/data/x"), "No space left on device: /data/x"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (RuntimeError("boom"), "RuntimeError: boom"),
+    ],
+)
+def test_reasons_are_words(error: Exception, words: str) -> None:
+    assert _in_words(error) == words
+
+
+def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
+    """While it imports its libraries it does not read its input, so only the watch can notice."""
+    start = (
+        "import subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-m', 'trainer.update'], stdin=subprocess.PIPE, "
+        "stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL); "
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, cwd=tmp_path)
+    assert parent.stdout is not None
+    status = Path("/proc") / parent.stdout.readline().decode().strip() / "stat"
+    time.sleep(1)
+    assert status.exists()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 8
+    while status.exists() and status.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

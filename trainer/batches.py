@@ -1,0 +1,185 @@
+"""The batch of an update: sequences, their advantages, and the file in which both travel.
+
+This module is free of torch, since the trainer's loop builds batches and only the update worker trains them.
+
+Equal rollouts need no merging here. Two sequences with the same ids may still differ in recorded logprobs
+and in the sign of their advantage, and the clip of GRPO treats the signs differently, so no single row with
+a summed advantage has the same loss as the two. The worker instead runs shared tokens through the model
+once (``trainer.layouts``) and computes the loss of every sequence from its own numbers: as fast, and exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from trainer.errors import BatchInvalid
+
+_PER_TOKEN = ("trained", "logprobs", "temperature", "top_p", "top_k")
+_PER_SEQUENCE = ("advantages", "weights", "replayed")
+_TYPES: dict[str, npt.DTypeLike] = {
+    "ids": np.int32,
+    "starts": np.int64,
+    "trained": np.bool_,
+    "logprobs": np.float32,
+    "temperature": np.float32,
+    "top_p": np.float32,
+    "top_k": np.int32,
+    "advantages": np.float32,
+    "weights": np.float32,
+    "replayed": np.bool_,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """One path of a session as the model sees it. Every field has one entry per token.
+
+    Lists and tuples are taken, too; they are kept as arrays. Raises ``BatchInvalid``.
+    """
+
+    ids: npt.NDArray[np.int32]
+    trained: npt.NDArray[np.bool_]
+    """True where the model sampled the token and is to learn from it; never at position 0."""
+    logprobs: npt.NDArray[np.float32]
+    """Of each trained token, as the engine sampled it: after temperature, top_p and top_k. 0 elsewhere."""
+    temperature: npt.NDArray[np.float32]
+    """The effective value of each trained token, above 0. 1 elsewhere."""
+    top_p: npt.NDArray[np.float32]
+    """In (0, 1]; 1 is no limit. 1 elsewhere."""
+    top_k: npt.NDArray[np.int32]
+    """0 is no limit. 0 elsewhere."""
+
+    def __post_init__(self) -> None:
+        for name in ("ids", *_PER_TOKEN):
+            object.__setattr__(self, name, _array(name, getattr(self, name)))
+        length = len(self.ids)
+        if length == 0:
+            raise BatchInvalid("a sequence has no tokens")
+        for name in _PER_TOKEN:
+            if len(getattr(self, name)) != length:
+                raise BatchInvalid(f"{name} has {len(getattr(self, name))} entries for {length} ids")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        trained = self.trained
+        if trained[0]:
+            raise BatchInvalid("position 0 is marked as trained, but no token comes before the first")
+        checks = {
+            "ids must not be negative": self.ids < 0,
+            "the logprob of a trained token must be a finite number of at most 0": trained
+            & ~(np.isfinite(self.logprobs) & (self.logprobs <= 1e-3)),
+            "the temperature of a trained token must be above 0": trained
+            & ~(np.isfinite(self.temperature) & (self.temperature > 0)),
+            "the top_p of a trained token must lie in (0, 1]": trained & ~((self.top_p > 0) & (self.top_p <= 1)),
+            "the top_k of a trained token must not be negative (0: no limit)": trained & (self.top_k < 0),
+        }
+        for text, wrong in checks.items():
+            if wrong.any():
+                raise BatchInvalid(f"{text}; wrong at position {int(np.argmax(wrong))}")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def trained_tokens(self) -> int:
+        return int(self.trained.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """What one update learns from: N sequences with an advantage and a weight each.
+
+    A sequence's share of the loss is ``weight × advantage``, and ``weight × trained tokens`` its share of
+    the normaliser. A trajectory that split into k sequences gives each the same advantage and 1/k as weight.
+    Raises ``BatchInvalid``.
+    """
+
+    sequences: tuple[Sequence, ...]
+    advantages: npt.NDArray[np.float32]
+    weights: npt.NDArray[np.float32] = field(default_factory=lambda: np.ones(0, dtype=np.float32))
+    """Above 0; left out, 1 for each"""
+    replayed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    """True for sequences that are trained again (``trainer.loss.replay``); left out, False for each"""
+
+    def __post_init__(self) -> None:
+        count = len(self.sequences)
+        if len(self.weights) == 0:
+            object.__setattr__(self, "weights", np.ones(count))
+        if len(self.replayed) == 0:
+            object.__setattr__(self, "replayed", np.zeros(count, dtype=np.bool_))
+        for name in _PER_SEQUENCE:
+            object.__setattr__(self, name, _array(name, getattr(self, name)))
+            if len(getattr(self, name)) != count:
+                raise BatchInvalid(f"{name} has {len(getattr(self, name))} entries for {count} sequences")
+        object.__setattr__(self, "sequences", tuple(self.sequences))
+        if not np.isfinite(self.advantages).all():
+            raise BatchInvalid(f"advantages must be finite, got {self.advantages.tolist()}")
+        if not (np.isfinite(self.weights).all() and (self.weights > 0).all()):
+            raise BatchInvalid(f"weights must be finite and above 0, got {self.weights.tolist()}")
+        if not any(sequence.trained_tokens for sequence in self.sequences):
+            raise BatchInvalid("the batch has no trained token")
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(sequence.trained_tokens for sequence in self.sequences)
+
+    @property
+    def normaliser(self) -> float:
+        """The one divisor of the whole update's loss: the sum of weight × trained tokens."""
+        lengths = np.array([sequence.trained_tokens for sequence in self.sequences], dtype=np.float64)
+        return float(self.weights.astype(np.float64) @ lengths)
+
+    def save(self, path: Path) -> None:
+        """Write ``batch.safetensors``: flat tensors, sequence i at ``starts[i]:starts[i + 1]``."""
+        lengths = [len(sequence) for sequence in self.sequences]
+        tensors = {
+            name: np.concatenate([getattr(sequence, name) for sequence in self.sequences])
+            for name in ("ids", *_PER_TOKEN)
+        }
+        tensors["starts"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        tensors |= {name: np.ascontiguousarray(getattr(self, name)) for name in _PER_SEQUENCE}
+        save_file(tensors, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Batch:
+        """Read what ``save`` wrote. ``weights`` and ``replayed`` may be absent. Raises ``BatchInvalid``."""
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise BatchInvalid(f"{path} cannot be read: {error}") from error
+        missing = {"ids", "starts", "advantages", *_PER_TOKEN} - tensors.keys()
+        if missing:
+            raise BatchInvalid(f"{path} lacks the tensors {sorted(missing)}")
+        starts = _array("starts", tensors["starts"])
+        total = len(tensors["ids"])
+        if len(starts) < 2 or starts[0] != 0 or starts[-1] != total or (np.diff(starts) <= 0).any():
+            raise BatchInvalid(f"starts must rise from 0 to {total}, the number of ids; got {starts.tolist()}")
+        for name in _PER_TOKEN:
+            if len(tensors[name]) != total:
+                raise BatchInvalid(f"{name} has {len(tensors[name])} entries for {total} ids")
+        sequences = []
+        for index, (start, end) in enumerate(pairwise(starts.tolist())):
+            try:
+                sequences.append(Sequence(**{name: tensors[name][start:end] for name in ("ids", *_PER_TOKEN)}))
+            except BatchInvalid as error:
+                raise BatchInvalid(f"sequence {index}: {error}") from error
+        optional = {name: tensors[name] for name in ("weights", "replayed") if name in tensors}
+        return cls(tuple(sequences), tensors["advantages"], **optional)
+
+
+def _array(name: str, values: Any) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(values, dtype=_TYPES[name])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BatchInvalid(f"{name} cannot be read as {np.dtype(_TYPES[name]).name}: {error}") from error
+    if array.ndim != 1:
+        raise BatchInvalid(f"{name} must have one dimension, got the shape {array.shape}")
+    return array

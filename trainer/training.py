@@ -1,0 +1,201 @@
+"""One update from a batch: the optimizer steps, and what they tell.
+
+Left out: a learning-rate schedule (runs follow one another without end), weight decay (an adapter that
+starts at zero needs none), a value function.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from trainer import loss as losses
+from trainer.batches import Batch
+from trainer.errors import JobInvalid, UpdateFailed
+from trainer.jobs import UpdateSettings
+from trainer.layouts import Layout, Targets, layouts, targets
+from trainer.policy_model import PolicyModel
+
+OPTIMIZER = "optimizer.safetensors"
+Progress = Callable[[int, int], None]
+"""Called with the number of micro-batches done, and of all."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What micro-batches add up to. The means over tokens leave replayed sequences out."""
+
+    loss: float = 0.0
+    values: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class Training:
+    """The weights of a policy model, AdamW's state, and one batch."""
+
+    def __init__(self, model: PolicyModel, batch: Batch, settings: UpdateSettings) -> None:
+        self._model = model
+        self._batch = batch
+        self._settings = settings
+        self._optimizer = torch.optim.AdamW(model.adapter.values(), lr=settings.learning_rate, weight_decay=0.0)
+        chunks = layouts(batch.sequences, settings.micro_batch_tokens, tree=model.trains_trees)
+        self._plan: list[tuple[Layout, Targets]] = []
+        for layout in chunks:
+            found = targets(batch.sequences, layout)
+            if len(found.ids):
+                self._plan.append((layout, found))
+        self._seconds_forward = 0.0
+
+    def run(self, progress: Progress) -> dict[str, float]:
+        """Take all optimizer steps; returns the metrics, those of the state before training from the first.
+
+        Raises ``UpdateFailed`` when the loss or a gradient is not a finite number.
+        """
+        started = time.perf_counter()
+        total = len(self._plan) * self._settings.steps
+        first: _Sums | None = None
+        norm = 0.0
+        for step in range(self._settings.steps):
+            sums = _Sums()
+            self._optimizer.zero_grad(set_to_none=True)
+            for number, (layout, found) in enumerate(self._plan):
+                self._accumulate(layout, found, sums)
+                progress(step * len(self._plan) + number + 1, total)
+            norm = self._step()
+            first = first or sums
+        assert first is not None  # steps is at least 1
+        seconds = time.perf_counter() - started
+        tokens = self._settings.steps * sum(layout.tokens for layout, _ in self._plan)
+        return {
+            "loss": first.loss,
+            "grad_norm": norm,
+            **_means(first.values),
+            **shape_metrics(self._batch, [layout for layout, _ in self._plan]),
+            "seconds_forward": self._seconds_forward,
+            "tokens_per_second": tokens / seconds,
+        }
+
+    def load_optimizer(self, path: Path) -> None:
+        """Go on with AdamW's state of an earlier update. Raises ``JobInvalid`` when it does not fit."""
+        try:
+            stored = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise JobInvalid(f"the optimizer state {path} cannot be read: {error}") from error
+        for name, weight in self._model.adapter.items():
+            moments = [stored.get(f"{moment}.{name}") for moment in ("exp_avg", "exp_avg_sq")]
+            if "step" not in stored or any(m is None or m.shape != weight.shape for m in moments):
+                raise JobInvalid(f"the optimizer state {path} does not fit the adapter: {name}")
+            self._optimizer.state[weight] = {
+                "step": stored["step"].clone(),
+                "exp_avg": stored[f"exp_avg.{name}"].to(weight.device),
+                "exp_avg_sq": stored[f"exp_avg_sq.{name}"].to(weight.device),
+            }
+
+    def save_optimizer(self, path: Path) -> None:
+        """Write AdamW's state: ``step``, and two moments per adapter weight under its name."""
+        tensors: dict[str, Tensor] = {}
+        for name, weight in self._model.adapter.items():
+            state = self._optimizer.state[weight]
+            tensors["step"] = state["step"].detach().cpu().clone()
+            for moment in ("exp_avg", "exp_avg_sq"):
+                tensors[f"{moment}.{name}"] = state[moment].detach().cpu().contiguous()
+        save_file(tensors, path)
+
+    def _accumulate(self, layout: Layout, found: Targets, sums: _Sums) -> None:
+        started = time.perf_counter()
+        logprobs, entropy = self._model.logprobs(layout, found)
+        base = None
+        if self._settings.kl_weight:
+            with torch.no_grad():
+                base, _ = self._model.logprobs(layout, found, base=True)
+        self._seconds_forward += time.perf_counter() - started
+        tokens, dropped = self._tokens(layout, found, logprobs)
+        normaliser = self._batch.normaliser
+        parts = [
+            self._fresh_loss(replace(tokens, weights=tokens.weights * ~tokens.replayed)),
+            losses.replay(replace(tokens, weights=tokens.weights * tokens.replayed), normaliser),
+        ]
+        loss = parts[0].loss + parts[1].loss
+        if base is not None:
+            loss = loss + self._settings.kl_weight * losses.divergence(tokens, base, normaliser)
+        if not bool(torch.isfinite(loss)):
+            raise UpdateFailed(f"the loss is not a finite number ({loss.item()}); nothing was published")
+        torch.autograd.backward(loss)
+        sums.loss += loss.item()
+        _add_up(sums.values, tokens, entropy, parts[0].clipped)
+        sums.values["dropped_sequences"] += int(dropped.sum())
+
+    def _tokens(self, layout: Layout, found: Targets, logprobs: Tensor) -> tuple[losses.Tokens, Tensor]:
+        """Join the model's logprobs with what the batch knows of each trained token."""
+        device = logprobs.device
+        members = list(layout.members)
+        owner = torch.as_tensor(found.owner, device=device)
+        recorded = [self._batch.sequences[member] for member in members]
+        behaviour = torch.cat([torch.as_tensor(s.logprobs[s.trained]) for s in recorded]).to(device)
+        advantages = torch.as_tensor(self._batch.advantages[members], device=device)[owner]
+        dropped = losses.too_far(logprobs, behaviour, advantages, owner, len(members))
+        weights = torch.as_tensor(self._batch.weights[members], device=device)
+        tokens = losses.Tokens(
+            logprobs=logprobs,
+            behaviour=behaviour,
+            advantages=advantages,
+            weights=(weights * ~dropped)[owner],
+            replayed=torch.as_tensor(self._batch.replayed[members], device=device)[owner],
+        )
+        return tokens, dropped
+
+    def _fresh_loss(self, tokens: losses.Tokens) -> losses.Loss:
+        settings = self._settings
+        if settings.loss == "cispo":
+            return losses.cispo(tokens, self._batch.normaliser)
+        return losses.grpo(tokens, self._batch.normaliser, clip_low=settings.clip_low, clip_high=settings.clip_high)
+
+    def _step(self) -> float:
+        """Clip the gradient, take the step; returns the norm before the clip."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self._model.adapter.values(), self._settings.max_grad_norm))
+        if not torch.isfinite(torch.tensor(norm)):
+            raise UpdateFailed(f"the gradient is not a finite number ({norm}); nothing was published")
+        self._optimizer.step()
+        return norm
+
+
+def shape_metrics(batch: Batch, chunks: list[Layout]) -> dict[str, float]:
+    """Say how large a batch is, and how much of it was laid out for the model."""
+    lengths = [len(sequence) for sequence in batch.sequences]
+    return {
+        "trained_tokens": batch.trained_tokens,
+        "sequences": len(lengths),
+        "rows": len({sequence.ids.tobytes() for sequence in batch.sequences}),
+        "mean_length": sum(lengths) / len(lengths),
+        "tokens": sum(lengths),
+        "tokens_laid_out": sum(layout.tokens for layout in chunks),
+    }
+
+
+def _add_up(values: dict[str, float], tokens: losses.Tokens, entropy: Tensor, clipped: int) -> None:
+    fresh = ~tokens.replayed
+    difference = (tokens.logprobs.detach() - tokens.behaviour)[fresh].double()
+    values["difference"] += difference.sum().item()
+    values["absolute"] += difference.abs().sum().item()
+    values["entropy"] += entropy[fresh].double().sum().item()
+    values["tokens"] += int(fresh.sum())
+    values["clipped"] += clipped
+
+
+def _means(values: dict[str, float]) -> dict[str, float]:
+    count = max(values["tokens"], 1)
+    return {
+        "entropy": values["entropy"] / count,
+        "kl": -values["difference"] / count,
+        "mean_logprob_diff": values["difference"] / count,
+        "mean_abs_logprob_diff": values["absolute"] / count,
+        "clip_fraction": values["clipped"] / count,
+        "dropped_sequences": values["dropped_sequences"],
+    }

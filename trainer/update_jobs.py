@@ -1,0 +1,129 @@
+"""What the update worker does with a job folder: train an adapter, or score a batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+from trainer.batches import Batch
+from trainer.errors import TrainerError
+from trainer.fingerprints import base_fingerprint, file_sha256
+from trainer.jobs import BATCH, SCORES, Job
+from trainer.layouts import layouts, targets
+from trainer.policy_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PolicyModel, Shape
+from trainer.probe import Probe
+from trainer.publication import MANIFEST, Manifest, ProbeRow, publication, published
+from trainer.training import OPTIMIZER, Training, shape_metrics
+
+
+class Worker:
+    """Takes job folders one after another, and keeps the model of the last one."""
+
+    def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
+        self._emit = emit
+        self._model: PolicyModel | None = None
+        self.current: str | None = None
+        """The run of the job at hand; None until it is known"""
+
+    def run(self, folder: Path) -> dict[str, float]:
+        """Do a job and return its metrics. Raises ``TrainerError``, or whatever a library raises."""
+        self.current = None
+        job = Job.read(folder)
+        self.current = job.run
+        if job.target is not None and (manifest := published(job.target, job.run)):
+            return dict(manifest.metrics)
+        batch = Batch.load(folder / BATCH)
+        model = self._prepare(job)
+        if job.target is None:
+            return self._score(model, job, batch, folder)
+        return self._train(model, job, batch, job.target)
+
+    def forget(self, error: Exception) -> None:
+        """Drop the model after an error that nobody foresaw, since it may be in any state."""
+        if not isinstance(error, TrainerError):
+            self._model = None
+
+    def _prepare(self, job: Job) -> PolicyModel:
+        """Have the right model, with the parent's weights."""
+        self._progress("load", 0, 1)
+        shape = Shape(job.base_model, job.settings.rank, job.settings.alpha)
+        if self._model is None or self._model.shape != shape:
+            self._model = None  # frees the old one before the new one needs its memory
+            self._model = PolicyModel(shape)
+        if job.parent.adapter is None:
+            self._model.reset_adapter(seed=job.version)
+        else:
+            self._model.load_adapter(job.parent.adapter, seed=job.version)
+        self._progress("load", 1, 1)
+        return self._model
+
+    def _train(self, model: PolicyModel, job: Job, batch: Batch, target: Path) -> dict[str, float]:
+        started = time.perf_counter()
+        probe = Probe.choose(batch)
+        size = job.settings.micro_batch_tokens
+        self._progress("probe", 0, 2)
+        before = probe.logprobs(model, size)
+        self._progress("probe", 1, 2)
+        training = Training(model, batch, job.settings)
+        if job.parent.adapter is not None and (job.parent.adapter / OPTIMIZER).exists():
+            training.load_optimizer(job.parent.adapter / OPTIMIZER)
+        metrics = training.run(lambda done, of: self._progress("update", done, of))
+        after = probe.logprobs(model, size)
+        self._progress("probe", 2, 2)
+        with publication(target, job.run) as folder:
+            model.save_adapter(folder)
+            training.save_optimizer(folder / OPTIMIZER)
+            metrics["seconds_total"] = time.perf_counter() - started
+            manifest = self._manifest(job, folder, metrics, probe.compare(before, after))
+            (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
+        self._progress("publish", 1, 1)
+        return metrics
+
+    def _manifest(self, job: Job, folder: Path, metrics: dict[str, float], probe: list[ProbeRow]) -> Manifest:
+        assert self._model is not None  # a job prepared it
+        return Manifest(
+            run=job.run,
+            policy=job.policy,
+            version=job.version,
+            parent=job.parent.version,
+            base_model=job.base_model,
+            base_fingerprint=base_fingerprint(self._model.folder),
+            sha256={name: file_sha256(folder / name) for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG)},
+            settings=job.settings,
+            metrics=metrics,
+            probe=probe,
+        )
+
+    def _score(self, model: PolicyModel, job: Job, batch: Batch, folder: Path) -> dict[str, float]:
+        """Write the logprob of every trained token under the parent, sampled as the batch says."""
+        started = time.perf_counter()
+        plan = list(layouts(batch.sequences, job.settings.micro_batch_tokens, tree=model.trains_trees))
+        answers = [np.zeros(len(sequence), dtype=np.float32) for sequence in batch.sequences]
+        differences = []
+        for number, layout in enumerate(plan):
+            found = targets(batch.sequences, layout)
+            if len(found.ids):
+                with torch.no_grad():
+                    logprobs = model.logprobs(layout, found)[0].cpu().numpy()
+                for owner, member in enumerate(layout.members):
+                    sequence = batch.sequences[member]
+                    answers[member][sequence.trained] = logprobs[found.owner == owner]
+                    differences.append((answers[member] - sequence.logprobs)[sequence.trained])
+            self._progress("score", number + 1, len(plan))
+        save_file({"logprobs": np.concatenate(answers)}, folder / SCORES)
+        difference = np.concatenate(differences).astype(np.float64)
+        return {
+            "mean_logprob_diff": float(difference.mean()),
+            "mean_abs_logprob_diff": float(np.abs(difference).mean()),
+            **shape_metrics(batch, plan),
+            "seconds_total": time.perf_counter() - started,
+        }
+
+    def _progress(self, stage: str, done: int, of: int) -> None:
+        self._emit({"event": "progress", "run": self.current, "stage": stage, "done": done, "of": of})

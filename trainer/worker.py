@@ -1,0 +1,188 @@
+"""The parent's side of the update worker: starts the child, hands it jobs, and survives its death.
+
+Free of torch. A child that dies, by the kernel's out-of-memory killer or otherwise, costs the job at hand
+and nothing else: ``run`` says why, and the next ``run`` starts a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import trainer
+from trainer.errors import UpdateFailed
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage (load, update, probe, publish, score), how much is done, and of how much."""
+
+_PACKAGES = Path(trainer.__file__).parent.parent
+_GRACE_S = 5.0
+_SILENCE_S = 1800.0
+
+
+class UpdateWorker:
+    """A child process that takes job folders. One job at a time; ``close`` may come from any thread."""
+
+    def __init__(
+        self, log: Path, *, nice: int = 5, silence_s: float = _SILENCE_S, command: list[str] | None = None
+    ) -> None:
+        """Prepare a worker; its process starts with the first job.
+
+        ``log`` takes what the child writes to stderr, and its folder is the child's working directory.
+        ``nice`` lowers its priority on a machine without a GPU, so that serving stays responsive.
+        A job fails when the child says nothing for ``silence_s`` seconds; it reports every micro-batch.
+        ``command`` replaces the child, for tests.
+        """
+        self._log = log.absolute()
+        self._silence_s = silence_s
+        self._command = command or [sys.executable, "-m", "trainer.update", "--nice", str(nice)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines = b""
+        self._busy = threading.Lock()
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id while it lives, otherwise None."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    def run(self, job_folder: Path, on_progress: Progress | None = None) -> dict[str, float]:
+        """Do the job and return its metrics. Blocks; starts the child where none lives.
+
+        Raises ``UpdateFailed`` with a reason in words: what the child said, how it died, that it was silent
+        for too long, or that the worker is closed.
+        """
+        with self._busy:
+            process = self._alive()
+            if self._closed:  # between the start and now
+                process.terminate()
+            try:
+                _stdin(process).write(f"{job_folder.absolute()}\n".encode())
+                _stdin(process).flush()
+            except OSError:
+                raise self._death(process) from None
+            event: dict[str, Any] | None = None
+            try:
+                event = self._await(process, on_progress)
+            finally:
+                if event is None:
+                    # Its answer is nobody's any more, and must not be taken for the next job's.
+                    process.kill()
+                    process.wait()
+            if event["event"] == "failed":
+                raise UpdateFailed(event["reason"])
+            metrics: dict[str, float] = event["metrics"]
+            return metrics
+
+    def close(self) -> None:
+        """End the child: at the end of its input when idle, by force during a job. Idempotent."""
+        self._closed = True
+        if not self._busy.acquire(blocking=False):
+            if self._process is not None:
+                self._process.kill()
+            self._busy.acquire()
+        try:
+            self._discard()
+        finally:
+            self._busy.release()
+
+    def _alive(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise UpdateFailed("the update worker is closed")
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._discard()
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        path = os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH", "")]))
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=self._log.parent,
+                env=os.environ | {"PYTHONPATH": path},
+            )
+        self._lines = b""  # a dead child may have left half a line
+        return self._process
+
+    def _await(self, process: subprocess.Popen[bytes], on_progress: Progress | None) -> dict[str, Any]:
+        """Pass progress on until the job ends, well or not."""
+        while True:
+            event = self._event(process)
+            if event["event"] in ("done", "failed"):
+                return event
+            if event["event"] == "progress" and on_progress is not None:
+                on_progress(event["stage"], event["done"], event["of"])
+
+    def _event(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+        """Wait for the child's next line."""
+        deadline = time.monotonic() + self._silence_s
+        output = _stdout(process)
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            while b"\n" not in self._lines:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    process.kill()
+                    process.wait()
+                    raise UpdateFailed(
+                        f"the update worker said nothing for {self._silence_s:g} s and was killed; "
+                        f"its log is {self._log}"
+                    )
+                piece = os.read(output.fileno(), 1 << 16)
+                if not piece:
+                    raise self._death(process)
+                self._lines += piece
+        line, self._lines = self._lines.split(b"\n", 1)
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+    def _death(self, process: subprocess.Popen[bytes]) -> UpdateFailed:
+        """Say how the child ended."""
+        try:
+            code = process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        if self._closed:
+            return UpdateFailed("the update worker was closed during the job")
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+            return UpdateFailed(f"the update worker was killed by {name}{hint}; its log is {self._log}")
+        return UpdateFailed(f"the update worker ended with exit code {code}; its log is {self._log}")
+
+    def _discard(self) -> None:
+        """End the child, if it lives, and close its pipes."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(OSError):  # what a dead child never took
+            _stdin(process).close()
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        _stdout(process).close()
+
+
+def _stdin(process: subprocess.Popen[bytes]) -> BinaryIO:
+    assert process.stdin is not None
+    return process.stdin  # type: ignore[return-value]
+
+
+def _stdout(process: subprocess.Popen[bytes]) -> BinaryIO:
+    assert process.stdout is not None
+    return process.stdout  # type: ignore[return-value]
