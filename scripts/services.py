@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import sys
 import time
@@ -79,6 +80,7 @@ class Services:
             settings=self.proxy_settings,
             update=self.trainer_settings.train,
             python=os.environ.get("SLIPSTREAM_VLLM_PYTHON", sys.executable),
+            extra=tuple(shlex.split(os.environ.get("SLIPSTREAM_VLLM_ARGS", ""))),
         )
         require_free_port("127.0.0.1", server.port)
         self._variables |= {"SLIPSTREAM_UPSTREAM": server.url, "SLIPSTREAM_MODEL": name}

@@ -32,7 +32,7 @@ class VllmServer:
     python: str = sys.executable
     """The interpreter that runs vLLM (`SLIPSTREAM_VLLM_PYTHON`)."""
     extra: tuple[str, ...] = ()
-    """Further arguments for vLLM, as they are."""
+    """Further arguments for vLLM, as they are (`SLIPSTREAM_VLLM_ARGS`)."""
 
     @property
     def url(self) -> str:
@@ -56,9 +56,10 @@ class VllmServer:
             "--middleware": MIDDLEWARE,
         }
         pairs = [part for pair in arguments.items() for part in pair]
-        cpu = [] if _has_gpu() else ["--enforce-eager", "--max-model-len", "4096"]
+        # On a GPU the update worker needs its share of the same memory; on a CPU compiling costs more than it gives.
+        hardware = ["--gpu-memory-utilization", "0.5"] if _has_gpu() else ["--enforce-eager"]
         module = "vllm.entrypoints.openai.api_server"
-        return [self.python, "-m", module, "--enable-lora", *pairs, *cpu, *self.extra]
+        return [self.python, "-m", module, "--enable-lora", *pairs, *hardware, *self.extra]
 
     def environment(self) -> dict[str, str]:
         env = dict(os.environ)

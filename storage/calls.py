@@ -232,6 +232,8 @@ def body(db: Database, seq: int, column: str = "request") -> bytes:
 
 def of_session(db: Database, session: SessionKey) -> list[Call]:
     """The session's calls, in the order in which they ended."""
+    # The calls first: each was written together with its choices, so that none is met without them.
+    found = db.all("SELECT * FROM calls WHERE session = ? ORDER BY seq", (session,))
     choices: dict[int, list[Choice]] = {}
     for row in db.all(
         "SELECT choices.* FROM choices JOIN calls ON seq = call WHERE session = ? ORDER BY call, number",
@@ -242,7 +244,7 @@ def of_session(db: Database, session: SessionKey) -> list[Call]:
         choices.setdefault(row["call"], []).append(Choice(row["number"], ids, logprobs, row["finish"]))
     prompts: dict[int, bytes] = {}
     calls = []
-    for row in db.all("SELECT * FROM calls WHERE session = ? ORDER BY seq", (session,)):
+    for row in found:
         base = prompts[row["parent"]] if row["depth"] else None
         prompts[row["seq"]] = deltas.decode(row["prompt_ids"], base)
         calls.append(_call(row, prompts[row["seq"]], tuple(choices.get(row["seq"], ()))))

@@ -37,21 +37,22 @@ class Database:
             str(self.path), timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
         self.conn.row_factory = sqlite3.Row
-        self.conn.execute("PRAGMA journal_mode = WAL")
-        self.conn.execute("PRAGMA synchronous = NORMAL")
-        self.conn.execute("PRAGMA foreign_keys = ON")
-        if not checkpoints:
-            self.conn.execute("PRAGMA wal_autocheckpoint = 0")
         self.tables = sqlite_utils.Database(self.conn)
-        self._migrate(folder)
-
-    def _migrate(self, folder: Path) -> None:
-        # Proxy and trainer may open a new database at the same moment: one of them migrates.
+        # Proxy and trainer may open a new database at the same moment: one of them turns it to WAL (SQLite does not
+        # wait for the lock there) and migrates.
         with (folder / f".{FILE}.migrating").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            migrations.apply(self.tables)
-            known = {migration.name for migration in migrations._migrations}
-            unknown = [row.name for row in migrations.applied(self.tables) if row.name not in known]
+            self.conn.execute("PRAGMA journal_mode = WAL")
+            self.conn.execute("PRAGMA synchronous = NORMAL")
+            self.conn.execute("PRAGMA foreign_keys = ON")
+            if not checkpoints:
+                self.conn.execute("PRAGMA wal_autocheckpoint = 0")
+            self._migrate()
+
+    def _migrate(self) -> None:
+        migrations.apply(self.tables)
+        known = {migration.name for migration in migrations._migrations}
+        unknown = [row.name for row in migrations.applied(self.tables) if row.name not in known]
         if unknown:
             raise NewerDatabase(
                 f"{self.path} was written by a newer Slipstream (it holds {', '.join(unknown)}): upgrade this one"

@@ -10,7 +10,7 @@ once (``trainer.layouts``) and computes the loss of every sequence from its own 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from safetensors.numpy import load_file, save_file
 from trainer.errors import BatchInvalid
 
 _PER_TOKEN = ("trained", "logprobs", "temperature", "top_p", "top_k")
-_PER_SEQUENCE = ("advantages", "weights", "replayed")
 _TYPES: dict[str, npt.DTypeLike] = {
     "ids": np.int32,
     "starts": np.int64,
@@ -33,8 +32,6 @@ _TYPES: dict[str, npt.DTypeLike] = {
     "top_p": np.float32,
     "top_k": np.int32,
     "advantages": np.float32,
-    "weights": np.float32,
-    "replayed": np.bool_,
 }
 
 
@@ -95,47 +92,30 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """What one update learns from: N sequences with an advantage and a weight each.
+    """What one update learns from: N sequences with an advantage each.
 
-    A sequence's share of the loss is ``weight × advantage``, and ``weight × trained tokens`` its share of
-    the normaliser. A trajectory that split into k sequences gives each the same advantage and 1/k as weight.
-    Raises ``BatchInvalid``.
+    A trajectory that split into several sequences gives each the same advantage. Its weight does not grow with
+    their number: each sampled token stands in exactly one of them, and the loss is divided by the number of
+    tokens. Raises ``BatchInvalid``.
     """
 
     sequences: tuple[Sequence, ...]
     advantages: npt.NDArray[np.float32]
-    weights: npt.NDArray[np.float32] = field(default_factory=lambda: np.ones(0, dtype=np.float32))
-    """Above 0; left out, 1 for each"""
-    replayed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    """True for sequences that are trained again (``trainer.loss.replay``); left out, False for each"""
 
     def __post_init__(self) -> None:
-        count = len(self.sequences)
-        if len(self.weights) == 0:
-            object.__setattr__(self, "weights", np.ones(count))
-        if len(self.replayed) == 0:
-            object.__setattr__(self, "replayed", np.zeros(count, dtype=np.bool_))
-        for name in _PER_SEQUENCE:
-            object.__setattr__(self, name, _array(name, getattr(self, name)))
-            if len(getattr(self, name)) != count:
-                raise BatchInvalid(f"{name} has {len(getattr(self, name))} entries for {count} sequences")
         object.__setattr__(self, "sequences", tuple(self.sequences))
+        object.__setattr__(self, "advantages", _array("advantages", self.advantages))
+        if len(self.advantages) != len(self.sequences):
+            raise BatchInvalid(f"advantages has {len(self.advantages)} entries for {len(self.sequences)} sequences")
         if not np.isfinite(self.advantages).all():
             raise BatchInvalid(f"advantages must be finite, got {self.advantages.tolist()}")
-        if not (np.isfinite(self.weights).all() and (self.weights > 0).all()):
-            raise BatchInvalid(f"weights must be finite and above 0, got {self.weights.tolist()}")
         if not any(sequence.trained_tokens for sequence in self.sequences):
             raise BatchInvalid("the batch has no trained token")
 
     @property
     def trained_tokens(self) -> int:
+        """Of all sequences: the one divisor of the whole update's loss."""
         return sum(sequence.trained_tokens for sequence in self.sequences)
-
-    @property
-    def normaliser(self) -> float:
-        """The one divisor of the whole update's loss: the sum of weight × trained tokens."""
-        lengths = np.array([sequence.trained_tokens for sequence in self.sequences], dtype=np.float64)
-        return float(self.weights.astype(np.float64) @ lengths)
 
     def save(self, path: Path) -> None:
         """Write ``batch.safetensors``: flat tensors, sequence i at ``starts[i]:starts[i + 1]``."""
@@ -145,12 +125,12 @@ class Batch:
             for name in ("ids", *_PER_TOKEN)
         }
         tensors["starts"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        tensors |= {name: np.ascontiguousarray(getattr(self, name)) for name in _PER_SEQUENCE}
+        tensors["advantages"] = np.ascontiguousarray(self.advantages)
         save_file(tensors, path)
 
     @classmethod
     def load(cls, path: Path) -> Batch:
-        """Read what ``save`` wrote. ``weights`` and ``replayed`` may be absent. Raises ``BatchInvalid``."""
+        """Read what ``save`` wrote. Raises ``BatchInvalid``."""
         try:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
@@ -171,8 +151,7 @@ class Batch:
                 sequences.append(Sequence(**{name: tensors[name][start:end] for name in ("ids", *_PER_TOKEN)}))
             except BatchInvalid as error:
                 raise BatchInvalid(f"sequence {index}: {error}") from error
-        optional = {name: tensors[name] for name in ("weights", "replayed") if name in tensors}
-        return cls(tuple(sequences), tensors["advantages"], **optional)
+        return cls(tuple(sequences), tensors["advantages"])
 
 
 def _array(name: str, values: Any) -> npt.NDArray[Any]:

@@ -8,7 +8,7 @@ correction itself: a truncated factor on top would correct twice. Ratios are tak
 a session explode.
 
 Every loss is a sum over tokens divided by ``normaliser``, one number for the whole optimizer step (DAPO,
-arXiv 2503.14476; ``Batch.normaliser``), so that the losses of micro-batches simply add up. Left out: the mean
+arXiv 2503.14476; ``Batch.trained_tokens``), so that the losses of micro-batches simply add up. Left out: the mean
 per sequence (it favours short wrong answers), value functions, an entropy bonus.
 """
 
@@ -21,7 +21,6 @@ from torch import Tensor
 
 CISPO_CAP = 5.0
 """ε_max of ScaleRL (arXiv 2510.13786)."""
-REPLAY_CAP = 2.0
 GUARD = 0.5
 """Mean log μ − log π above which a sequence with a negative advantage is dropped (arXiv 2512.02556)."""
 _FIRST_CANDIDATES = 1024
@@ -37,10 +36,8 @@ class Tokens:
     """(T,) log μ as recorded"""
     advantages: Tensor
     """(T,) of each token's sequence"""
-    weights: Tensor
-    """(T,) of each token's sequence; 0 takes a token out"""
-    replayed: Tensor
-    """(T,) bool: the token's sequence was trained on before"""
+    kept: Tensor
+    """(T,) bool: False takes a token out of the loss, as ``too_far`` says of its sequence"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +58,8 @@ def grpo(tokens: Tokens, normaliser: float, *, clip_low: float = 0.2, clip_high:
     ratio = (tokens.logprobs - tokens.behaviour).exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     plain, clipped = ratio * tokens.advantages, bounded * tokens.advantages
-    objective = tokens.weights * torch.minimum(plain, clipped)
-    held = (clipped < plain) & (tokens.weights > 0)
+    objective = torch.minimum(plain, clipped)[tokens.kept]
+    held = (clipped < plain)[tokens.kept]
     return Loss(-objective.sum() / normaliser, int(held.sum()))
 
 
@@ -72,23 +69,9 @@ def cispo(tokens: Tokens, normaliser: float, *, cap: float = CISPO_CAP) -> Loss:
     Unlike the clip of ``grpo`` the cap never silences a token.
     """
     ratio = (tokens.logprobs.detach() - tokens.behaviour).exp()
-    objective = tokens.weights * ratio.clamp(max=cap) * tokens.advantages * tokens.logprobs
-    held = (ratio > cap) & (tokens.weights > 0)
+    objective = (ratio.clamp(max=cap) * tokens.advantages * tokens.logprobs)[tokens.kept]
+    held = (ratio > cap)[tokens.kept]
     return Loss(-objective.sum() / normaliser, int(held.sum()))
-
-
-def replay(tokens: Tokens, normaliser: float) -> Loss:
-    """The loss of sequences that are trained again because they hold the best reward seen so far.
-
-    −sg(w)·A·log π with w = min(r, 2), and at least 1 where the advantage is positive: a good answer that
-    the policy has nearly forgotten is taught at full strength, where the ratio would give it none.
-    Deliberately biased (compare self-imitation learning, arXiv 1806.05635). On the word task of the demo
-    this, with a hotter sampling, is what gets past the second-best answer.
-    """
-    weight = (tokens.logprobs.detach() - tokens.behaviour).exp().clamp(max=REPLAY_CAP)
-    weight = torch.where(tokens.advantages > 0, weight.clamp(min=1.0), weight)
-    objective = tokens.weights * weight * tokens.advantages * tokens.logprobs
-    return Loss(-objective.sum() / normaliser, 0)
 
 
 def divergence(tokens: Tokens, base_logprobs: Tensor, normaliser: float) -> Tensor:
@@ -100,13 +83,14 @@ def divergence(tokens: Tokens, base_logprobs: Tensor, normaliser: float) -> Tens
     """
     difference = base_logprobs - tokens.logprobs
     ratio = (tokens.logprobs - tokens.behaviour).exp()
-    return (tokens.weights * ratio * (difference.exp() - difference - 1)).sum() / normaliser
+    return (ratio * (difference.exp() - difference - 1))[tokens.kept].sum() / normaliser
 
 
 def too_far(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, owner: Tensor, count: int) -> Tensor:
     """Tell which sequences to drop: A < 0 and mean(log μ − log π) > 0.5 (DeepSeek-V3.2, arXiv 2512.02556).
 
-    To push further down what the policy has already stopped saying teaches nothing, and harms.
+    To push further down what the policy has already stopped saying teaches nothing, and harms. The tokens of a
+    dropped sequence still count in the divisor of the loss.
     ``owner`` (T,) is the number of each token's sequence, below ``count``. Returns bool (count,).
     """
     zeros = behaviour.new_zeros(count)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -27,14 +26,6 @@ from trainer.policy_model import PolicyModel
 OPTIMIZER = "optimizer.safetensors"
 Progress = Callable[[int, int], None]
 """Called with the number of micro-batches done, and of all."""
-
-
-@dataclass(slots=True)
-class _Sums:
-    """What micro-batches add up to. The means over tokens leave replayed sequences out."""
-
-    loss: float = 0.0
-    values: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class Training:
@@ -56,27 +47,29 @@ class Training:
     def run(self, progress: Progress) -> dict[str, float]:
         """Take all optimizer steps; returns the metrics, those of the state before training from the first.
 
+        ``kl`` is the mean of log μ − log π over the trained tokens, an estimate of KL(μ ‖ π) between what sampled
+        them and what is trained; it has nothing to do with ``kl_weight`` and the base model. This mean, that of
+        its absolute value (``mean_abs_logprob_diff``) and that of the entropy take in dropped sequences, too.
+
         Raises ``UpdateFailed`` when the loss or a gradient is not a finite number.
         """
         started = time.perf_counter()
         total = len(self._plan) * self._settings.steps
-        first: _Sums | None = None
+        first: dict[str, float] = {}
         norm = 0.0
         for step in range(self._settings.steps):
-            sums = _Sums()
+            sums: dict[str, float] = defaultdict(float)
             self._optimizer.zero_grad(set_to_none=True)
             for number, (layout, found) in enumerate(self._plan):
                 self._accumulate(layout, found, sums)
                 progress(step * len(self._plan) + number + 1, total)
             norm = self._step()
             first = first or sums
-        assert first is not None  # steps is at least 1
         seconds = time.perf_counter() - started
         tokens = self._settings.steps * sum(layout.tokens for layout, _ in self._plan)
         return {
-            "loss": first.loss,
+            **first,
             "grad_norm": norm,
-            **_means(first.values),
             **shape_metrics(self._batch, [layout for layout, _ in self._plan]),
             "seconds_forward": self._seconds_forward,
             "tokens_per_second": tokens / seconds,
@@ -108,7 +101,8 @@ class Training:
                 tensors[f"{moment}.{name}"] = state[moment].detach().cpu().contiguous()
         save_file(tensors, path)
 
-    def _accumulate(self, layout: Layout, found: Targets, sums: _Sums) -> None:
+    def _accumulate(self, layout: Layout, found: Targets, sums: dict[str, float]) -> None:
+        """Add a micro-batch's part to the gradient and to the metrics."""
         started = time.perf_counter()
         logprobs, entropy = self._model.logprobs(layout, found)
         base = None
@@ -117,20 +111,21 @@ class Training:
                 base, _ = self._model.logprobs(layout, found, base=True)
         self._seconds_forward += time.perf_counter() - started
         tokens, dropped = self._tokens(layout, found, logprobs)
-        normaliser = self._batch.normaliser
-        parts = [
-            self._fresh_loss(replace(tokens, weights=tokens.weights * ~tokens.replayed)),
-            losses.replay(replace(tokens, weights=tokens.weights * tokens.replayed), normaliser),
-        ]
-        loss = parts[0].loss + parts[1].loss
+        policy = self._policy_loss(tokens)
+        loss = policy.loss
         if base is not None:
-            loss = loss + self._settings.kl_weight * losses.divergence(tokens, base, normaliser)
+            loss = loss + self._settings.kl_weight * losses.divergence(tokens, base, self._batch.trained_tokens)
         if not bool(torch.isfinite(loss)):
             raise UpdateFailed(f"the loss is not a finite number ({loss.item()}); nothing was published")
         torch.autograd.backward(loss)
-        sums.loss += loss.item()
-        _add_up(sums.values, tokens, entropy, parts[0].clipped)
-        sums.values["dropped_sequences"] += int(dropped.sum())
+        count = self._batch.trained_tokens
+        difference = (tokens.behaviour - tokens.logprobs.detach()).double()
+        sums["loss"] += loss.item()
+        sums["entropy"] += entropy.double().sum().item() / count
+        sums["kl"] += difference.sum().item() / count
+        sums["mean_abs_logprob_diff"] += difference.abs().sum().item() / count
+        sums["clip_fraction"] += policy.clipped / count
+        sums["dropped_sequences"] += int(dropped.sum())
 
     def _tokens(self, layout: Layout, found: Targets, logprobs: Tensor) -> tuple[losses.Tokens, Tensor]:
         """Join the model's logprobs with what the batch knows of each trained token."""
@@ -141,21 +136,13 @@ class Training:
         behaviour = torch.cat([torch.as_tensor(s.logprobs[s.trained]) for s in recorded]).to(device)
         advantages = torch.as_tensor(self._batch.advantages[members], device=device)[owner]
         dropped = losses.too_far(logprobs, behaviour, advantages, owner, len(members))
-        weights = torch.as_tensor(self._batch.weights[members], device=device)
-        tokens = losses.Tokens(
-            logprobs=logprobs,
-            behaviour=behaviour,
-            advantages=advantages,
-            weights=(weights * ~dropped)[owner],
-            replayed=torch.as_tensor(self._batch.replayed[members], device=device)[owner],
-        )
-        return tokens, dropped
+        return losses.Tokens(logprobs, behaviour, advantages, kept=~dropped[owner]), dropped
 
-    def _fresh_loss(self, tokens: losses.Tokens) -> losses.Loss:
-        settings = self._settings
+    def _policy_loss(self, tokens: losses.Tokens) -> losses.Loss:
+        settings, count = self._settings, self._batch.trained_tokens
         if settings.loss == "cispo":
-            return losses.cispo(tokens, self._batch.normaliser)
-        return losses.grpo(tokens, self._batch.normaliser, clip_low=settings.clip_low, clip_high=settings.clip_high)
+            return losses.cispo(tokens, count)
+        return losses.grpo(tokens, count, clip_low=settings.clip_low, clip_high=settings.clip_high)
 
     def _step(self) -> float:
         """Clip the gradient, take the step; returns the norm before the clip."""
@@ -176,26 +163,4 @@ def shape_metrics(batch: Batch, chunks: list[Layout]) -> dict[str, float]:
         "mean_length": sum(lengths) / len(lengths),
         "tokens": sum(lengths),
         "tokens_laid_out": sum(layout.tokens for layout in chunks),
-    }
-
-
-def _add_up(values: dict[str, float], tokens: losses.Tokens, entropy: Tensor, clipped: int) -> None:
-    fresh = ~tokens.replayed
-    difference = (tokens.logprobs.detach() - tokens.behaviour)[fresh].double()
-    values["difference"] += difference.sum().item()
-    values["absolute"] += difference.abs().sum().item()
-    values["entropy"] += entropy[fresh].double().sum().item()
-    values["tokens"] += int(fresh.sum())
-    values["clipped"] += clipped
-
-
-def _means(values: dict[str, float]) -> dict[str, float]:
-    count = max(values["tokens"], 1)
-    return {
-        "entropy": values["entropy"] / count,
-        "kl": -values["difference"] / count,
-        "mean_logprob_diff": values["difference"] / count,
-        "mean_abs_logprob_diff": values["absolute"] / count,
-        "clip_fraction": values["clipped"] / count,
-        "dropped_sequences": values["dropped_sequences"],
     }

@@ -101,7 +101,10 @@ class Worker:
         )
 
     def _score(self, model: PolicyModel, job: Job, batch: Batch, folder: Path) -> dict[str, float]:
-        """Write the logprob of every trained token under the parent, sampled as the batch says."""
+        """Write the logprob of every trained token under the parent, sampled as the batch says.
+
+        The metrics ``kl`` and ``mean_abs_logprob_diff`` are those of ``Training.run``.
+        """
         started = time.perf_counter()
         plan = list(layouts(batch.sequences, job.settings.micro_batch_tokens, tree=model.trains_trees))
         answers = [np.zeros(len(sequence), dtype=np.float32) for sequence in batch.sequences]
@@ -114,12 +117,12 @@ class Worker:
                 for owner, member in enumerate(layout.members):
                     sequence = batch.sequences[member]
                     answers[member][sequence.trained] = logprobs[found.owner == owner]
-                    differences.append((answers[member] - sequence.logprobs)[sequence.trained])
+                    differences.append((sequence.logprobs - answers[member])[sequence.trained])
             self._progress("score", number + 1, len(plan))
         save_file({"logprobs": np.concatenate(answers)}, folder / SCORES)
         difference = np.concatenate(differences).astype(np.float64)
         return {
-            "mean_logprob_diff": float(difference.mean()),
+            "kl": float(difference.mean()),
             "mean_abs_logprob_diff": float(np.abs(difference).mean()),
             **shape_metrics(batch, plan),
             "seconds_total": time.perf_counter() - started,

@@ -50,7 +50,6 @@ def test_a_batch_comes_back_as_it_was_saved(tmp_path_factory: pytest.TempPathFac
     batch.save(path)
     again = Batch.load(path)
     assert again.trained_tokens == batch.trained_tokens
-    assert again.normaliser == batch.trained_tokens
     assert again.advantages.tolist() == batch.advantages.tolist()
     for a, b in zip(again.sequences, batch.sequences, strict=True):
         for name in ("ids", "trained", "logprobs", "temperature", "top_p", "top_k"):
@@ -70,18 +69,12 @@ def test_the_file_has_the_agreed_tensors(tmp_path: Path) -> None:
         "top_p": ("float32", (6,)),
         "top_k": ("int32", (6,)),
         "advantages": ("float32", (2,)),
-        "weights": ("float32", (2,)),
-        "replayed": ("bool", (2,)),
     }
 
 
-def test_the_normaliser_is_weighted() -> None:
-    batch = Batch(
-        (sequence(), sequence(trained=[False, True, True])),
-        np.array([1, -1], dtype=np.float32),
-        np.array([1, 0.5], dtype=np.float32),
-    )
-    assert batch.normaliser == 1 * 1 + 0.5 * 2
+def test_the_trained_tokens_of_all_sequences_count() -> None:
+    batch = Batch((sequence(), sequence(trained=[False, True, True])), np.array([1, -1], dtype=np.float32))
+    assert batch.trained_tokens == 1 + 2
 
 
 @pytest.mark.parametrize(
@@ -112,7 +105,6 @@ def test_a_bad_sequence_is_refused_with_the_reason(changed: dict[str, Any], text
     [
         (((sequence(),), [1.0, 2.0]), "advantages has 2 entries for 1 sequences"),
         (((sequence(),), [float("nan")]), "advantages must be finite"),
-        (((sequence(),), [1.0], [0.0]), "weights must be finite and above 0"),
         (((sequence(trained=[False] * 3),), [1.0]), "no trained token"),
         (((), []), "no trained token"),
     ],
@@ -139,16 +131,14 @@ def test_a_bad_file_is_refused_with_the_reason(tmp_path: Path, changed: dict[str
         Batch.load(path)
 
 
-def test_weights_and_replay_may_be_absent_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ids", "starts", "trained", "advantages"])
+def test_a_file_that_lacks_a_tensor_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "batch.safetensors"
     Batch((sequence(),), np.array([1], dtype=np.float32)).save(path)
     tensors = load_file(path)
-    save_file({name: value for name, value in tensors.items() if name not in ("weights", "replayed")}, path)
-    assert Batch.load(path).weights.tolist() == [1.0]
-    assert Batch.load(path).replayed.tolist() == [False]
-    del tensors["trained"]
+    del tensors[name]
     save_file(tensors, path)
-    with pytest.raises(BatchInvalid, match="lacks the tensors"):
+    with pytest.raises(BatchInvalid, match=f"lacks the tensors \\['{name}'\\]"):
         Batch.load(path)
 
 

@@ -9,19 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.loss import Loss, Tokens, cispo, divergence, grpo, logprobs_and_entropy, replay, too_far, truncation
+from trainer.loss import Loss, Tokens, cispo, divergence, grpo, logprobs_and_entropy, too_far, truncation
 
 
 def tokens(
-    logprobs: list[float], behaviour: list[float], advantages: list[float], weights: list[float] | None = None
+    logprobs: list[float], behaviour: list[float], advantages: list[float], kept: list[bool] | None = None
 ) -> Tokens:
-    count = len(logprobs)
     return Tokens(
         logprobs=torch.tensor(logprobs, dtype=torch.float64, requires_grad=True),
         behaviour=torch.tensor(behaviour, dtype=torch.float64),
         advantages=torch.tensor(advantages, dtype=torch.float64),
-        weights=torch.tensor(weights or [1.0] * count, dtype=torch.float64),
-        replayed=torch.zeros(count, dtype=torch.bool),
+        kept=torch.tensor(kept or [True] * len(logprobs)),
     )
 
 
@@ -31,7 +29,7 @@ def gradient(found: Tensor, of: Tokens) -> list[float]:
     return [float(value) for value in of.logprobs.grad]
 
 
-@pytest.mark.parametrize("loss", [grpo, cispo, replay])
+@pytest.mark.parametrize("loss", [grpo, cispo])
 def test_on_policy_every_loss_is_the_policy_gradient(loss: Callable[[Tokens, float], Loss]) -> None:
     given_tokens = tokens([-1.0, -2.0], [-1.0, -2.0], [0.5, -0.5])
     assert gradient(loss(given_tokens, 4.0).loss, given_tokens) == pytest.approx([-0.125, 0.125])
@@ -64,24 +62,21 @@ def test_cispo_caps_the_weight_and_keeps_the_gradient() -> None:
     assert gradient(loss.loss, found) == pytest.approx([-3.0, -5.0])
 
 
-def test_replay_teaches_a_forgotten_good_answer_at_full_strength() -> None:
-    found = tokens([-9.0, -9.0, -1.0], [-1.0, -1.0, -3.0], [1.0, -1.0, 1.0])
-    assert gradient(replay(found, 1.0).loss, found) == pytest.approx([-1.0, math.exp(-8), -2.0])
-
-
+Row = tuple[float, float, float, bool]
 numbers = st.lists(
-    st.tuples(st.floats(-5, 0), st.floats(-5, 0), st.floats(-2, 2), st.floats(0, 2)), min_size=2, max_size=10
+    st.tuples(st.floats(-5, 0), st.floats(-5, 0), st.floats(-2, 2), st.booleans()), min_size=2, max_size=10
 )
 
 
-@given(numbers, st.integers(1, 9))
-def test_losses_of_micro_batches_add_up(rows: list[tuple[float, float, float, float]], cut: int) -> None:
-    def of(part: list[tuple[float, float, float, float]]) -> Tokens:
-        columns = [list(column) for column in zip(*part, strict=True)]
-        return tokens(columns[0], columns[1], columns[2], columns[3])
+def of(rows: list[Row]) -> Tokens:
+    logprobs, behaviour, advantages, kept = (list(column) for column in zip(*rows, strict=True))
+    return tokens(logprobs, behaviour, advantages, kept)
 
+
+@given(numbers, st.integers(1, 9))
+def test_losses_of_micro_batches_add_up(rows: list[Row], cut: int) -> None:
     cut = min(cut, len(rows) - 1)
-    for loss in (grpo, cispo, replay):
+    for loss in (grpo, cispo):
         whole = loss(of(rows), 7.0)
         parts = [loss(of(rows[:cut]), 7.0), loss(of(rows[cut:]), 7.0)]
         assert whole.loss.item() == pytest.approx(sum(part.loss.item() for part in parts))
@@ -89,20 +84,22 @@ def test_losses_of_micro_batches_add_up(rows: list[tuple[float, float, float, fl
 
 
 @given(numbers)
-def test_a_token_of_weight_zero_is_not_there(rows: list[tuple[float, float, float, float]]) -> None:
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    found = tokens(columns[0], columns[1], columns[2], [0.0] * len(rows))
-    for loss in (grpo, cispo, replay):
-        result = loss(found, 1.0)
-        assert result.loss.item() == 0
-        assert result.clipped == 0
+def test_a_dropped_token_changes_nothing(rows: list[Row]) -> None:
+    rest = [row for row in rows if row[3]]
+    for loss in (grpo, cispo):
+        found = of(rows)
+        result = loss(found, 7.0)
+        expected = loss(of(rest), 7.0) if rest else Loss(torch.tensor(0.0), 0)
+        assert result.loss.item() == pytest.approx(expected.loss.item())
+        assert result.clipped == expected.clipped
+        slopes = gradient(result.loss, found)
+        assert not any(slope for slope, row in zip(slopes, rows, strict=True) if not row[3])
 
 
 @given(numbers)
-def test_grpo_takes_the_pessimistic_side(rows: list[tuple[float, float, float, float]]) -> None:
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    found = tokens(columns[0], columns[1], columns[2], columns[3])
-    unclipped = -(found.weights * (found.logprobs - found.behaviour).exp() * found.advantages).sum()
+def test_grpo_takes_the_pessimistic_side(rows: list[Row]) -> None:
+    found = of(rows)
+    unclipped = -((found.logprobs - found.behaviour).exp() * found.advantages)[found.kept].sum()
     assert grpo(found, 1.0).loss.item() >= unclipped.item() - 1e-9
 
 
@@ -111,6 +108,8 @@ def test_the_divergence_is_zero_at_the_base_and_positive_elsewhere() -> None:
     same, other = tokens([-1.0, -2.0], [-1.0, -2.0], [0.0, 0.0]), tokens([-2.0, -1.0], [-1.5, -1.5], [0.0, 0.0])
     assert divergence(same, base, 1.0).item() == 0
     assert divergence(other, base, 1.0).item() > 0
+    half, first = tokens([-2.0, -1.0], [-1.5, -1.5], [0.0, 0.0], [True, False]), tokens([-2.0], [-1.5], [0.0])
+    assert divergence(half, base, 1.0).item() == divergence(first, base[:1], 1.0).item()
 
 
 def test_the_divergence_is_unbiased_under_another_behaviour() -> None:
@@ -119,9 +118,12 @@ def test_the_divergence_is_unbiased_under_another_behaviour() -> None:
         torch.randn(5, generator=generator, dtype=torch.float64).log_softmax(0) for _ in range(3)
     )
     exact = float((policy.exp() * (policy - base)).sum())
-    # The expectation over the behaviour, in full: every token, weighted by its probability.
-    found = Tokens(policy, behaviour, torch.zeros(5), behaviour.exp(), torch.zeros(5, dtype=torch.bool))
-    assert divergence(found, base, 1.0).item() == pytest.approx(exact)
+    # The expectation over the behaviour, in full: every token's estimate, weighted by its probability.
+    estimates = [
+        divergence(tokens([p], [b], [0.0]), base[[token]], 1.0).item()
+        for token, (p, b) in enumerate(zip(policy.tolist(), behaviour.tolist(), strict=True))
+    ]
+    assert float(behaviour.exp() @ torch.tensor(estimates, dtype=torch.float64)) == pytest.approx(exact)
 
 
 def test_the_guard_drops_only_bad_sequences_that_have_gone_far() -> None:

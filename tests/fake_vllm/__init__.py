@@ -1,0 +1,13 @@
+"""A fake vLLM: a server of its own that speaks the part of vLLM's protocol that Slipstream uses.
+
+    python -m tests.fake_vllm --port 8401          # or, in a test:  with FakeVllm() as fake: ... fake.url ...
+
+Its tokens are the bytes of the text, its answers and logprobs a function of the request and of the weights that answer,
+so whatever it said can be computed again. It captures as Slipstream's plugin does, keeps the requests that it got, and
+misbehaves on demand: see `tests.fake_vllm.faults`.
+"""
+
+from tests.fake_vllm.server import FakeVllm
+from tests.fake_vllm.state import Received
+
+__all__ = ["FakeVllm", "Received"]

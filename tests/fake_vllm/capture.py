@@ -1,0 +1,75 @@
+"""The plugin's protocol: the mark on a request, the frame in its response. See proxy/vllm_plugin/capture.py."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from tests.fake_vllm.engine import Choice
+
+HEADER = b"x-slipstream"
+AS_THE_BODY_SAYS = "-"
+_NONCE = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What the proxy asks of a request."""
+
+    nonce: str
+    model: str | None
+    """Who answers; None: as the body says, without capture."""
+
+
+def read_mark(headers: Sequence[tuple[bytes, bytes]], secret: str | None) -> Mark | None:
+    """The proxy's mark; None for a request of anyone else, and where the plugin does not run (no secret)."""
+    values = [value.decode("latin-1").split(" ") for name, value in headers if name == HEADER]
+    if secret is None or len(values) != 1 or len(values[0]) != 3:
+        return None
+    given, nonce, model = values[0]
+    if not hmac.compare_digest(given.encode(), secret.encode()) or not _NONCE.fullmatch(nonce):
+        return None
+    return Mark(nonce, None if model == AS_THE_BODY_SAYS else unquote(model))
+
+
+def payload(prompt: list[int], choices: Sequence[Choice], sampling: dict[str, Any], reason: str | None = None) -> bytes:
+    """The capture, version 1."""
+    document = {
+        "v": 1,
+        "reason": reason,
+        "prompts": [prompt],
+        "choices": [
+            {"index": c.index, "prompt": 0, "ids": c.ids, "logprobs": c.logprobs, "finish": c.finish, "stop": None}
+            for c in choices
+        ],
+        "sampling": sampling,
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def frame(nonce: str, captured: bytes) -> bytes:
+    return b"\x1e%b %d\n%b" % (nonce.encode(), len(captured), captured)
+
+
+def sampling(request: dict[str, Any]) -> dict[str, Any]:
+    """The effective sampling parameters: the request's, else vLLM's defaults."""
+    defaults: dict[str, Any] = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": None,
+        "n": 1,
+        "max_tokens": None,
+        "min_tokens": 0,
+    }
+    found = {name: request.get(name, value) for name, value in defaults.items()}
+    return {**found, "logit_bias": bool(request.get("logit_bias")), "structured": False, "logits_processors": False}

@@ -1,0 +1,146 @@
+"""The fake as a running server, in a thread of the test's process; and any ASGI app in the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tests.fake_vllm.app import FakeApp
+from tests.fake_vllm.faults import TRANSPORT
+from tests.fake_vllm.state import Received, State
+
+_START_SECONDS = 10.0
+SECRET = "the-secret-of-proxy-and-plugin"
+
+
+class Protocol(HttpToolsProtocol):
+    """Uvicorn's protocol; the app may reach the connection, to break it."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {TRANSPORT: self.transport}  # type: ignore[dict-item]  # not an ASGI extension
+
+
+class Serving:
+    """An ASGI app under uvicorn in a thread, on a loopback port that the OS chooses at the first start."""
+
+    def __init__(self, app: Any, protocol: type[asyncio.Protocol] = HttpToolsProtocol) -> None:
+        self._app = app
+        self._protocol = protocol
+        self.port = 0
+        self._thread: threading.Thread | None = None
+        self._server: uvicorn.Server | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Listen; returns when requests are served. Raises RuntimeError when the app's start-up fails."""
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        self._server = uvicorn.Server(config(self._app, self._protocol))
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._server.started:
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                raise RuntimeError("the server did not start: its log says why")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Stop at once: connections under way are broken off."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join()
+        self._server = self._thread = None
+
+
+class FakeVllm:
+    """A fake vLLM that a test can look into. A context manager; `stop` and `start` are a restart of the process."""
+
+    def __init__(
+        self,
+        *,
+        model: str | None = "base-model",
+        secret: str | None = SECRET,
+        runtime_adapters: bool = True,
+        port: int = 0,
+    ) -> None:
+        """``port`` 0: the OS chooses, at the first start."""
+        self.secret = secret
+        self.state = State(model, "/models/base")
+        self._app = FakeApp(self.state, secret, runtime_adapters=runtime_adapters)
+        self._serving = Serving(self._app, Protocol)
+        self._serving.port = port
+
+    @property
+    def url(self) -> str:
+        return self._serving.url
+
+    @property
+    def port(self) -> int:
+        return self._serving.port
+
+    @property
+    def requests(self) -> list[Received]:
+        """Everything that was asked of it, oldest first."""
+        return self.state.requests
+
+    def calls(self, path: str = "/v1/chat/completions") -> list[Received]:
+        """The requests to ``path``."""
+        return [request for request in self.state.requests if request.path == path]
+
+    def fail_next(self, path: str, fault: str) -> None:
+        """The next request to ``path`` meets ``fault``; for requests whose headers are not the test's."""
+        self._app.next_faults[path] = fault
+
+    def fail_after_load(self, fault: str) -> None:
+        """The first look at the models after the next adapter was loaded meets ``fault``."""
+        self._app.fault_after_load = fault
+
+    def start(self) -> None:
+        self._serving.start()
+
+    def stop(self) -> None:
+        self._serving.stop()
+
+    def restart(self) -> None:
+        """The process dies and comes back on its port: without the adapters that were loaded."""
+        self.stop()
+        self.state.adapters.clear()
+        self.start()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def config(app: Any, protocol: type[asyncio.Protocol], port: int = 0) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        port=port,
+        loop="uvloop",
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=1,
+    )

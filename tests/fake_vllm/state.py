@@ -1,0 +1,81 @@
+"""What the fake holds: its models, and the requests that it got."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.fake_vllm.engine import BASE_WEIGHTS, Model
+
+CREATED = 1_700_000_000
+"""Every document's time: answers to equal requests are equal bytes."""
+
+
+@dataclass(slots=True)
+class Received:
+    """A request as it arrived."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """Set when the client left before the end of the response."""
+
+    def header(self, name: str) -> str | None:
+        """The first header of that name."""
+        wanted = name.lower().encode()
+        return next((value.decode("latin-1") for key, value in self.headers if key == wanted), None)
+
+
+@dataclass(slots=True)
+class Adapter:
+    model: Model
+    folder: str
+
+
+@dataclass(slots=True)
+class State:
+    """The models of one life of the server; a restart forgets the adapters."""
+
+    base: str | None
+    """The base model's name; None: serves no model at all."""
+    root: str
+    adapters: dict[str, Adapter] = field(default_factory=dict)
+    served_as_base: bool = False
+    """Adapters are listed, and answered by the base model, as vLLM does where no module name fits."""
+    requests: list[Received] = field(default_factory=list)
+
+    def model(self, name: str) -> Model | None:
+        """The model that answers to ``name``."""
+        adapter = self.adapters.get(name)
+        if adapter is not None:
+            return Model(name, BASE_WEIGHTS) if self.served_as_base else adapter.model
+        return Model(name, BASE_WEIGHTS) if name == self.base and name else None
+
+    def load(self, name: str, folder: str) -> None:
+        """Load an adapter. Raises FileNotFoundError where the folder holds none."""
+        self.adapters[name] = Adapter(Model.of_folder(name, Path(folder)), folder)
+
+    def cards(self) -> list[dict[str, Any]]:
+        """The models as `/v1/models` lists them."""
+        if self.base is None:
+            return []
+        base = {**_card(self.base, self.root, None), "max_model_len": 4096}
+        return [base, *(_card(name, adapter.folder, self.base) for name, adapter in self.adapters.items())]
+
+
+def _card(name: str, root: str, parent: str | None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": CREATED,
+        "owned_by": "vllm",
+        "root": root,
+        "parent": parent,
+        "max_model_len": None,
+        "permission": [],
+    }

@@ -1,0 +1,95 @@
+"""The proxy as a process: a disk that is full for a while (promise 3), and `kill -9` (promise 2). In this order."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from storage.states import CallOutcome, SessionState
+from tests.fake_vllm import FakeVllm
+from tests.proxy import raw
+from tests.proxy.running import (
+    ADMIN_KEY,
+    CHAT,
+    ProxyProcess,
+    Recorded,
+    RunningProxy,
+    assert_exact,
+    request,
+    tags,
+    until,
+)
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[FakeVllm]:
+    with FakeVllm() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def process(vllm: FakeVllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    started = ProxyProcess(tmp_path_factory.mktemp("process") / "data", vllm.url, vllm.secret or "")
+    started.wait()
+    yield started
+    started.kill()
+
+
+def test_a_full_disk_stops_recording_and_no_agent(process: ProxyProcess) -> None:
+    before = raw.ask(process.url, CHAT, request("before"), tags("before"))
+    assert before.all(b"x-slipstream-recorded") == []
+    assert process.client.get("/ready").json() == {"ready": True, "serves": True, "records": True}
+    process.limit_files(1)
+    for stream in (False, True):
+        answer = raw.ask(process.url, CHAT, request("full", stream=stream), tags("full"))
+        assert (answer.status, answer.whole) == (200, True)
+        assert answer.all(b"x-slipstream-recorded") == [b"false"]
+    ready = process.client.get("/ready")
+    assert (ready.status_code, ready.json()["serves"], ready.json()["records"]) == (503, True, False)
+    assert any("takes no records: [Errno 27] File too large" in problem for problem in ready.json()["problems"])
+    reward = process.client.post("/v1/sessions/before/reward", json={"value": 1})
+    assert (reward.status_code, reward.headers["retry-after"]) == (503, "1")
+    degraded = process.client.get("/admin/status", headers={"authorization": f"Bearer {ADMIN_KEY}"}).json()["degraded"]
+    assert "2 calls could not be recorded whole since the proxy started" in degraded
+    assert process.client.get("/health").status_code == 200
+
+    process.limit_files(resource.RLIM_INFINITY)
+    after = raw.ask(process.url, CHAT, request("after", stream=True), tags("after"))
+    assert after.all(b"x-slipstream-recorded") == []
+    recorded = Recorded(process.data)
+    for name in ("before", "after"):
+        (call,) = recorded.calls(name)
+        assert_exact(call, [{"role": "user", "content": name}], [f"base-model answers (0) “{name}” — déjà vu, 日本 😀"])
+    assert recorded.session("full") is None
+    recorded.db.close()
+    until(lambda: process.client.get("/ready").status_code == 200)
+
+
+def test_kill_9_loses_nothing_that_a_client_read_to_its_end(vllm: FakeVllm, process: ProxyProcess) -> None:
+    with raw.connect(process.url) as under_way, raw.connect(process.url) as connection:
+        raw.send(under_way, CHAT, request(stream=True), tags("broken", "stall:2"))
+        raw.read_until(under_way, b"base-mo")
+        plain = raw.ask(process.url, CHAT, request("plain"), tags("plain"))
+        raw.send(connection, CHAT, request("stream", stream=True), tags("stream"))
+        raw.read_until(connection, b"data: [DONE]\n\n")
+        process.kill()
+    proxy = RunningProxy(process.data, (vllm.url,), vllm.secret)
+    recorded = Recorded(process.data)
+    (call,) = recorded.calls("plain")
+    assert recorded.row(call.seq)["response"] == plain.body
+    assert_exact(call, [{"role": "user", "content": "plain"}], ["base-model answers (0) “plain” — déjà vu, 日本 😀"])
+    (call,) = recorded.calls("stream")
+    assert call.outcome is CallOutcome.COMPLETE
+    assert call.choices[0].finish == "stop"
+    (call,) = recorded.calls("broken")
+    assert (call.outcome, call.not_trainable) == (CallOutcome.INTERRUPTED, "the proxy stopped during this call")
+    assert b"base-mo" in recorded.row(call.seq)["response"]
+    session = recorded.session("broken")
+    assert session is not None
+    assert session.state is SessionState.OPEN
+    assert proxy.chat(headers=tags("broken", x_session_end="true")).status_code == 200
+    until(lambda: recorded.closed("broken"))
+    recorded.db.close()
+    proxy.stop()

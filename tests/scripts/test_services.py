@@ -1,0 +1,62 @@
+"""What is refused before anything starts, in words that say what to do."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from scripts import services, small_model
+from scripts.services import CannotStart, find_model, require_free_port
+
+
+def test_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with pytest.raises(CannotStart, match=r"model holds no config\.json: it is not a Hugging Face model folder"):
+        find_model(str(folder), print)
+    (folder / "config.json").write_text("{}")
+    assert find_model(str(folder), print) == str(folder)
+    monkeypatch.chdir(tmp_path)
+    assert find_model("model", print) == str(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_model("~/model", print) == str(folder)
+
+
+def test_a_hubs_name_is_left_to_vllm() -> None:
+    assert find_model("Qwen/Qwen3-0.6B", print) == "Qwen/Qwen3-0.6B"
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./missing", "../up", "missing", "a/b/c", "", "org/"])
+def test_what_is_neither_is_refused(name: str) -> None:
+    with pytest.raises(CannotStart, match=r"there is no model .*: give a folder that exists, or a hub's name"):
+        find_model(name, print)
+
+
+def test_without_a_name_it_is_the_small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "MODELS", tmp_path)
+    folder = tmp_path / small_model.NAME
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    told: list[str] = []
+    assert find_model(None, told.append) == str(folder)
+    assert told == [], "it is there already"
+
+
+@pytest.mark.parametrize("listens_on", ["127.0.0.1", "0.0.0.0"])  # noqa: S104 - the neighbour's fault, on purpose
+def test_a_port_that_is_taken_is_said(listens_on: str) -> None:
+    with socket.create_server((listens_on, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotStart, match=f"port {port} on 127.0.0.1 cannot be used .*SLIPSTREAM_PORT"):
+            require_free_port("127.0.0.1", port)
+    require_free_port("127.0.0.1", port)
+
+
+def test_a_host_that_is_not_of_this_machine() -> None:
+    with pytest.raises(CannotStart, match=r"on 192\.0\.2\.1 cannot be used"):
+        require_free_port("192.0.2.1", 8400)
+
+
+def test_a_port_beyond_all_ports() -> None:
+    """vLLM gets the port after the proxy's."""
+    with pytest.raises(CannotStart, match=r"port 65536 on 127\.0\.0\.1 cannot be used"):
+        require_free_port("127.0.0.1", 65536)

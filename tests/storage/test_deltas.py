@@ -1,0 +1,67 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage import deltas
+
+_pieces = st.lists(st.sampled_from([b"a", b"b", b"ab", b"\x00", b"W", b"D", b"long piece"]), max_size=12).map(b"".join)
+
+
+@given(data=_pieces, base=st.none() | _pieces)
+def test_what_was_encoded_is_decoded(data: bytes, base: bytes | None) -> None:
+    blob = deltas.encode(data, base)
+    assert deltas.decode(blob, base) == data
+    assert len(blob) <= 1 + len(data)
+
+
+@given(head=_pieces, a=_pieces, b=_pieces, tail=_pieces)
+def test_prefix_and_suffix_are_the_longest(head: bytes, a: bytes, b: bytes, tail: bytes) -> None:
+    one, two = head + a + tail, head + b + tail
+    prefix = deltas.common_prefix(one, two)
+    assert one[:prefix] == two[:prefix]
+    assert one[prefix : prefix + 1] != two[prefix : prefix + 1] or prefix == min(len(one), len(two))
+    limit = min(len(one), len(two)) - prefix
+    suffix = deltas.common_suffix(one, two, limit)
+    assert suffix == 0 or one[-suffix:] == two[-suffix:]
+    assert suffix == limit or one[len(one) - suffix - 1] != two[len(two) - suffix - 1]
+
+
+def test_a_difference_costs_what_is_new() -> None:
+    base = b'{"messages":[' + b"x" * 100_000 + b'],"stream":true}'
+    data = b'{"messages":[' + b"x" * 100_000 + b',"new"],"stream":true}'
+    assert len(deltas.encode(data, base)) == 1 + 4 + 4 + len(b',"new"')
+
+
+def test_what_shares_nothing_is_kept_whole() -> None:
+    blob = deltas.encode(b"abcdefghijkl", b"zyxw")
+    assert deltas.is_whole(blob)
+    assert deltas.decode(blob, None) == b"abcdefghijkl"
+
+
+def test_a_difference_needs_its_base() -> None:
+    blob = deltas.encode(b"a" * 100 + b"b", b"a" * 100)
+    assert not deltas.is_whole(blob)
+    with pytest.raises(ValueError, match="without the bytes that it refers to"):
+        deltas.decode(blob, None)
+
+
+@pytest.mark.parametrize("new", [1, 40, 1000])
+@pytest.mark.parametrize("first", [0, 100, 100_000])
+@pytest.mark.parametrize("turns", [50, 1000])
+def test_an_append_only_history_costs_what_is_new(new: int, first: int, turns: int) -> None:
+    kept = deltas_kept = depth = 0
+    for turn in range(1, turns + 1):
+        whole = first + turn * new
+        if turn == 1 or deltas.is_due(depth, deltas_kept, whole):
+            depth, deltas_kept, cost = 0, 0, whole
+        else:
+            depth, cost = depth + 1, new
+            deltas_kept += cost
+        kept += cost
+    assert kept <= 3 * (first + turns * new)
+
+
+def test_short_chains_are_never_cut() -> None:
+    assert not deltas.is_due(15, 10_000, 100)
+    assert deltas.is_due(16, 50, 100)
+    assert not deltas.is_due(1000, 49, 100)

@@ -1,0 +1,104 @@
+"""When a session opens, closes, opens again, and when its id begins the next episode."""
+
+import pytest
+
+from storage import groups, sessions
+from storage.states import ClosedBy, SessionState
+from storage.types import GroupId
+from tests.storage.recorded import Recorded, call_start, identity
+
+
+def test_closing_goes_behind_the_calls(recorded: Recorded) -> None:
+    recorded.call(call_start("s"), "hello")
+    recorded.close("s")
+    recorded.take_in()
+    session = recorded.session("s")
+    assert (session.state, session.closed_by, session.calls) == (SessionState.CLOSED, ClosedBy.ENDED, 1)
+    assert [waiting.session_id for waiting in sessions.waiting(recorded.db)] == ["s"]
+
+
+def test_an_idle_session_opens_again_for_a_late_call(recorded: Recorded) -> None:
+    recorded.call(call_start("s"), "hello")
+    recorded.close("s", ClosedBy.IDLE)
+    recorded.call(call_start("s"), "late")
+    recorded.take_in()
+    session = recorded.session("s")
+    assert (session.state, session.closed_by, session.closed_at, session.episode) == (SessionState.OPEN, None, None, 1)
+    assert session.calls == 2
+
+
+@pytest.mark.parametrize("by", [ClosedBy.ENDED, ClosedBy.ADMIN])
+def test_an_ended_session_is_followed_by_the_next_episode(recorded: Recorded, by: ClosedBy) -> None:
+    recorded.call(call_start("s"), "hello")
+    recorded.close("s", by)
+    recorded.call(call_start("s"), "again")
+    recorded.take_in()
+    assert [(s.episode, s.state, s.calls) for s in (recorded.session("s", 1), recorded.session("s"))] == [
+        (1, SessionState.CLOSED, 1),
+        (2, SessionState.OPEN, 1),
+    ]
+
+
+def test_an_explicit_end_stands_above_an_idle_one(recorded: Recorded) -> None:
+    recorded.call(call_start("s"), "hello")
+    recorded.close("s", ClosedBy.IDLE)
+    recorded.close("s", ClosedBy.ENDED)
+    recorded.close("s", ClosedBy.IDLE)
+    recorded.call(call_start("s"), "again")
+    recorded.take_in()
+    assert recorded.session("s").episode == 2
+    assert recorded.session("s", 1).closed_by is ClosedBy.ENDED
+
+
+def test_after_a_claim_the_id_opens_its_next_episode(recorded: Recorded) -> None:
+    for name in ("a", "b"):
+        recorded.call(call_start(name), "hello")
+        recorded.close(name, ClosedBy.IDLE)
+    recorded.take_in()
+    assert groups.claim(recorded.db, GroupId("g"), sessions.waiting(recorded.db), 1.0)
+    recorded.call(call_start("a"), "late")
+    recorded.take_in()
+    assert [(s.episode, s.state) for s in (recorded.session("a", 1), recorded.session("a"))] == [
+        (1, SessionState.CLOSED),
+        (2, SessionState.OPEN),
+    ]
+
+
+def test_an_untagged_call_is_a_session_of_its_own(recorded: Recorded) -> None:
+    recorded.call(call_start("u1", tagged=False), "hello")
+    recorded.call(call_start("u2", tagged=False), "hello")
+    recorded.take_in()
+    for name in ("u1", "u2"):
+        session = recorded.session(name)
+        assert (session.state, session.reason, session.closed_by) == (SessionState.SKIPPED, "untagged", ClosedBy.ENDED)
+    assert sessions.count_skipped(recorded.db, sessions.UNTAGGED) == 2
+    assert sessions.waiting(recorded.db) == []
+
+
+def test_a_session_without_scenario_is_skipped_when_it_closes(recorded: Recorded) -> None:
+    recorded.call(call_start("none", scenario=None), "hello")
+    recorded.call(call_start("late", scenario=None), "hello")
+    recorded.call(call_start("late", scenario="task"), "hello")
+    recorded.close("none")
+    recorded.close("late")
+    recorded.take_in()
+    assert (recorded.session("none").state, recorded.session("none").reason) == (
+        SessionState.SKIPPED,
+        "no scenario: tag its calls with X-Scenario-Id",
+    )
+    assert (recorded.session("late").state, recorded.session("late").scenario) == (SessionState.CLOSED, "task")
+
+
+def test_one_call_for_evaluation_makes_the_session_one(recorded: Recorded) -> None:
+    recorded.call(call_start("s"), "hello")
+    recorded.call(call_start("s", split="eval"), "hello")
+    recorded.call(call_start("s"), "hello")
+    recorded.take_in()
+    assert recorded.session("s").split == "eval"
+
+
+def test_closing_what_is_not_known_is_no_fault(recorded: Recorded) -> None:
+    recorded.close("nobody")
+    recorded.take_in()
+    assert sessions.newest(recorded.db, identity("nobody")) is None
+    assert recorded.ingestion.refused == 0
