@@ -13,7 +13,6 @@ from typing import Annotated, TypeVar
 
 import typer
 import uvicorn
-from pydantic import ValidationError
 from rich.console import Console
 
 from proxy.app import App
@@ -21,7 +20,7 @@ from proxy.settings import ProxySettings
 from scripts import demo as demo_module
 from scripts.services import CannotStart, Services, require_free_port
 from storage.errors import StorageError
-from storage.settings import explain
+from storage.settings import UNREADABLE, explain
 from trainer import loop
 from trainer.errors import TrainerError
 from trainer.settings import TrainerSettings
@@ -128,7 +127,7 @@ T = TypeVar("T")
 def _settings(make: Callable[[], T]) -> T:
     try:
         return make()
-    except ValidationError as error:
+    except UNREADABLE as error:
         _fail(explain(error))
 
 

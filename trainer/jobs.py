@@ -39,7 +39,7 @@ class UpdateSettings(_Strict):
     clip_low: float = Field(default=0.2, ge=0, lt=1)
     clip_high: float = Field(default=0.28, ge=0)
     """DAPO's higher bound of the ratio (arXiv 2503.14476), less 1. Only for the loss ``grpo``."""
-    rank: int = Field(default=16, ge=1)
+    rank: int = Field(default=16, ge=1, le=512)
     """vLLM serves 1, 8, 16, 32, 64, 128, ..."""
     alpha: int = Field(default=32, ge=1)
     max_grad_norm: float = Field(default=1.0, gt=0)

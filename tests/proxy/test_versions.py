@@ -36,9 +36,10 @@ def reaches(trainer: Trainer, number: int, state: VersionState) -> Version:
 
 
 def answerer(proxy: RunningProxy, model: str = "agent", **headers: str) -> tuple[str, str]:
-    """Who answers a call: by the header, and by what the fake's model says."""
+    """Who answers a call: by the header, and by what the fake's model says; of an error status and text."""
     answer = proxy.chat(model=model, headers=headers)
-    assert answer.status_code == 200, answer.text
+    if answer.status_code != 200:
+        return str(answer.status_code), answer.text
     text: str = answer.json()["choices"][0]["message"]["content"]
     return answer.headers["x-policy-version"], text.partition(" ")[0]
 
@@ -215,7 +216,6 @@ def test_vllm_that_forgets_gets_its_adapters_again(
         reaches(trainer, number, VersionState.LIVE)
     until(lambda: answerer(proxy, **{"x-session-id": "s"})[0] == "policy@2")
     own_fake.restart()
-    assert own_fake.state.adapters == {}
     until(lambda: sorted(own_fake.state.adapters) == ["policy@1", "policy@2"])
     until(lambda: proxy.client.get("/ready").status_code == 200)
     assert answerer(proxy) == ("policy@2", "policy@2")
