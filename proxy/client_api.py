@@ -74,6 +74,8 @@ class ClientApi:
     def _end(self, identity: Identity) -> dict[str, Any]:
         if not self._table.end(identity, ClosedBy.ENDED, time.time()):
             raise NoSuchPath(f"there is no session {identity.session_id}")
+        if self._recorder.problem is not None:
+            raise NotServing(_NOT_RECORDED)
         return {"session": identity.session_id, "state": "closed"}
 
 

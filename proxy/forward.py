@@ -144,6 +144,7 @@ class Forward:
             path=dialect.path,
             model=name,
             version=BASE if version is None else version,
+            pinned=pinned,
             upstream=upstream.url,
             streamed=isinstance(request, dict) and request.get("stream") is True,
             started_at=now,

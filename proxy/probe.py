@@ -11,6 +11,7 @@ Source of the estimate and its standard error: Jolicoeur, "Interval estimation o
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -94,13 +95,10 @@ async def probe(
     upstreams: Upstreams, upstream: Upstream, rows: Sequence[ProbeRow], parent: str, new: str
 ) -> ProbeResult:
     """Ask ``upstream`` for the probe's tokens under the models ``parent`` and ``new``. Raises `UpstreamFault`."""
-    trained: list[float] = []
-    served: list[float] = []
-    for row in rows:
-        before = await _logprobs(upstreams, upstream, row, parent)
-        after = await _logprobs(upstreams, upstream, row, new)
-        trained += [n - p for n, p in zip(row.new, row.parent, strict=True)]
-        served += [a - b for a, b in zip(after, before, strict=True)]
+    before = await asyncio.gather(*(_logprobs(upstreams, upstream, row, parent) for row in rows))
+    after = await asyncio.gather(*(_logprobs(upstreams, upstream, row, new) for row in rows))
+    trained = [n - p for row in rows for n, p in zip(row.new, row.parent, strict=True)]
+    served = [a - b for new_, old in zip(after, before, strict=True) for a, b in zip(new_, old, strict=True)]
     return judge(trained, served)
 
 

@@ -32,6 +32,7 @@ WEIGHTS = "adapter_model.safetensors"
 NO_RUNTIME_ADAPTERS = (
     "vLLM cannot load adapters while it runs: start it with `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
 )
+_TRIES = 3
 _NO_ADAPTER = "No adapter found"
 """In vLLM's 404 for a folder; its 404 for the path itself says that adapters cannot be loaded."""
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError)
@@ -61,6 +62,7 @@ class Policy:
         self._live = versions.live(db).number
         self._known = {v.number for v in versions.all_versions(db) if v.state is not VersionState.REJECTED}
         self._wanted: set[VersionNumber] = set()
+        self._tries: dict[VersionNumber, int] = {}
         self._faults: list[str] = []
         self.problem: str | None = None
         """What kept the last step from loading or probing a version, in words."""
@@ -115,31 +117,40 @@ class Policy:
             try:
                 results.append(await self._load_and_probe(version, upstream))
             except AdapterFault as fault:
-                await asyncio.to_thread(self._reject, version, str(fault))
+                await self._reject(version, str(fault))
                 return
             except UpstreamFault as fault:
-                # vLLM may be going away: tried again at the next step; a version that never loads stays `trained`.
-                self._fault(f"{version_name(self.name, version.number)} could not be loaded or probed: {fault}")
+                await self._try_again(version, fault)
                 return
-        wrong = [r for r in results if r.verdict is Verdict.WRONG]
-        if wrong:
-            reason = f"the probe failed: slope {wrong[0].slope} ± {wrong[0].standard_error} where 1 was expected"
-            await asyncio.to_thread(self._reject, version, reason)
-            return
         await asyncio.to_thread(self._make_live, version, results[0])
 
+    async def _try_again(self, version: Version, fault: UpstreamFault) -> None:
+        """vLLM may be going away, and then the next step tries again; but not for ever what vLLM itself answers."""
+        self._fault(f"{version_name(self.name, version.number)} could not be loaded or probed: {fault}")
+        if fault.status is not None:
+            self._tries[version.number] = self._tries.get(version.number, 0) + 1
+            if self._tries[version.number] >= _TRIES:
+                await self._reject(version, f"vLLM failed to load or to probe it {_TRIES} times: {fault}")
+
     async def _load_and_probe(self, version: Version, upstream: Upstream) -> ProbeResult:
+        """Make ``upstream`` serve the version, proven. Raises `AdapterFault` where it is not the trained adapter."""
         manifest = await asyncio.to_thread(read_manifest, version, self._adapters)
         await self._load(version, upstream)
         parent = version.parent or BASE
-        if parent != BASE and parent not in upstream.serves:
-            await self._keep_loaded(await asyncio.to_thread(versions.get, self._db, parent))
+        if parent != BASE:
+            before = await asyncio.to_thread(versions.get, self._db, parent)
+            await asyncio.to_thread(read_manifest, before, self._adapters)
+            await self._load(before, upstream)
         names = self.model(upstream, parent), self.model(upstream, version.number)
         result = await probe(self._upstreams, upstream, manifest.probe, *names)
-        now = time.time()
-        await asyncio.to_thread(versions.set_loading, self._db, version.number, upstream.url, now, result.verdict.value)
-        if result.verdict is not Verdict.WRONG:
-            upstream.serves.add(version.number)
+        now, verdict = time.time(), result.verdict
+        await asyncio.to_thread(versions.set_loading, self._db, version.number, upstream.url, now, verdict)
+        if verdict is Verdict.WRONG:
+            raise AdapterFault(
+                f"the probe failed: slope {result.slope} ± {result.standard_error} where 1 was expected, "
+                f"at {upstream.url}"
+            )
+        upstream.serves.add(version.number)
         return result
 
     async def _load(self, version: Version, upstream: Upstream) -> None:
@@ -161,18 +172,13 @@ class Policy:
             raise AdapterFault(f"vLLM at {upstream.url} serves {name} from {upstream.adapters.get(name)!r}")
 
     async def _keep_loaded(self, version: Version) -> None:
-        """After a restart of vLLM: a version that was probed before is loaded again."""
+        """After a restart of vLLM, which forgets its adapters: load and probe the version again."""
         for upstream in self._upstreams.all:
             if upstream.problem is None and version.number not in upstream.serves:
                 try:
-                    await asyncio.to_thread(read_manifest, version, self._adapters)
-                    await self._load(version, upstream)
+                    await self._load_and_probe(version, upstream)
                 except (AdapterFault, UpstreamFault) as fault:
                     self._fault(f"{version_name(self.name, version.number)} cannot be served: {fault}")
-                    continue
-                now = time.time()
-                await asyncio.to_thread(versions.set_loading, self._db, version.number, upstream.url, now, None)
-                upstream.serves.add(version.number)
 
     def _make_live(self, version: Version, result: ProbeResult) -> None:
         now = time.time()
@@ -185,10 +191,12 @@ class Policy:
         self._live = version.number
         _log.info("%s is live (%s)", version_name(self.name, version.number), result.verdict)
 
-    def _reject(self, version: Version, reason: str) -> None:
-        with self._db.transaction():
-            versions.move(self._db, version.number, VersionState.REJECTED, reason, time.time())
+    async def _reject(self, version: Version, reason: str) -> None:
+        now = time.time()
+        await asyncio.to_thread(versions.move, self._db, version.number, VersionState.REJECTED, reason, now)
         self._known.discard(version.number)
+        for upstream in self._upstreams.all:
+            await self._unload(version, upstream)
         _log.error("%s is rejected: %s", version_name(self.name, version.number), reason)
 
     def _fault(self, text: str) -> None:
@@ -204,11 +212,11 @@ class Policy:
             if version.number in pinned:
                 continue
             for upstream in self._upstreams.all:
-                upstream.serves.discard(version.number)
                 await self._unload(version, upstream)
             await asyncio.to_thread(versions.move, self._db, version.number, VersionState.RETIRED, None, time.time())
 
     async def _unload(self, version: Version, upstream: Upstream) -> None:
+        upstream.serves.discard(version.number)
         name = version_name(self.name, version.number)
         if upstream.problem is None and name in upstream.adapters:
             try:

@@ -34,7 +34,8 @@ def unpack_start(payload: bytes) -> tuple[CallStart, bytes]:
     (length,) = _LENGTH.unpack_from(payload)
     values = orjson.loads(payload[_LENGTH.size : _LENGTH.size + length])
     values["identity"] = _identity(values["identity"])
-    values["id"], values["version"] = CallId(values["id"]), VersionNumber(values["version"])
+    values["id"] = CallId(values["id"])
+    values["version"], values["pinned"] = VersionNumber(values["version"]), VersionNumber(values["pinned"])
     return CallStart(**values), payload[_LENGTH.size + length :]
 
 

@@ -86,7 +86,7 @@ def _open(db: Database, start: CallStart, episode: int) -> SessionKey:
             scenario=start.scenario,
             split=start.split,
             state=SessionState.OPEN,
-            version=start.version,
+            version=start.pinned,
             opened_at=start.started_at,
             last_call_at=start.started_at,
         )

@@ -74,6 +74,9 @@ class CallStart:
     model: str
     """As the client wrote it."""
     version: VersionNumber
+    """The one that answers."""
+    pinned: VersionNumber
+    """The one that the session is pinned to; another one answers where the client names it."""
     upstream: str
     streamed: bool
     started_at: float

@@ -134,6 +134,7 @@ def test_a_call_is_read_by_its_dialect() -> None:
         path="/v1/chat/completions",
         model="m",
         version=BASE,
+        pinned=BASE,
         upstream="u",
         streamed=True,
         started_at=0.0,

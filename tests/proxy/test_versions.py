@@ -240,6 +240,41 @@ def test_a_hiccup_of_vllm_rejects_nothing(
     until(lambda: not [p for p in proxy.status()["degraded"] if "trainer" not in p])
 
 
+def test_a_version_that_vllm_never_loads_is_rejected(
+    own_fake: FakeVllm, start_proxy: StartProxy, trainer: Trainer
+) -> None:
+    proxy = start_proxy()
+    trainer.train(1)
+
+    def rejected() -> bool:
+        own_fake.fail_next("/v1/load_lora_adapter", "bad-gateway")
+        version = trainer.version(1)
+        return version is not None and version.state is VersionState.REJECTED
+
+    until(rejected)
+    version = trainer.version(1)
+    assert version is not None
+    assert version.reason is not None
+    assert version.reason.startswith("vLLM failed to load or to probe it 3 times: /v1/load_lora_adapter")
+    assert answerer(proxy) == ("policy@0", "base-model")
+
+
+def test_a_session_that_names_a_version_first_stays_pinned_to_the_live_one(
+    start_proxy: StartProxy, trainer: Trainer
+) -> None:
+    proxy = start_proxy()
+    recorded = Recorded(proxy.data)
+    trainer.train(1)
+    reaches(trainer, 1, VersionState.LIVE)
+    until(lambda: answerer(proxy)[0] == "policy@1")
+    assert answerer(proxy, "policy@0", **{"x-session-id": "s"}) == ("policy@0", "base-model")
+    assert [call.version for call in recorded.calls("s", 1)] == [0]
+    again = start_proxy()
+    until(lambda: again.client.get("/ready").status_code == 200)
+    assert answerer(again, **{"x-session-id": "s"}) == ("policy@1", "policy@1")
+    recorded.db.close()
+
+
 def test_old_versions_leave_vllm_unless_a_session_needs_them(
     own_fake: FakeVllm, start_proxy: StartProxy, trainer: Trainer
 ) -> None:

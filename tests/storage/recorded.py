@@ -43,6 +43,7 @@ def call_start(session: str = "s", **changes: Any) -> CallStart:
         path="/v1/chat/completions",
         model="agent",
         version=VersionNumber(0),
+        pinned=changes.get("version", VersionNumber(0)),
         upstream="http://vllm",
         streamed=False,
         started_at=BEGAN + number,
