@@ -240,14 +240,14 @@ def test_a_hiccup_of_vllm_rejects_nothing(
     until(lambda: not [p for p in proxy.status()["degraded"] if "trainer" not in p])
 
 
-def test_a_version_that_vllm_never_loads_is_rejected(
+def test_a_version_that_vllm_never_probes_is_rejected(
     own_fake: FakeVllm, start_proxy: StartProxy, trainer: Trainer
 ) -> None:
     proxy = start_proxy()
     trainer.train(1)
 
     def rejected() -> bool:
-        own_fake.fail_next("/v1/load_lora_adapter", "bad-gateway")
+        own_fake.fail_next("/v1/completions", "bad-gateway")
         version = trainer.version(1)
         return version is not None and version.state is VersionState.REJECTED
 
@@ -255,7 +255,7 @@ def test_a_version_that_vllm_never_loads_is_rejected(
     version = trainer.version(1)
     assert version is not None
     assert version.reason is not None
-    assert version.reason.startswith("vLLM failed to load or to probe it 3 times: /v1/load_lora_adapter")
+    assert version.reason.startswith("vLLM failed to load or to probe it 3 times: /v1/completions")
     assert answerer(proxy) == ("policy@0", "base-model")
 
 
