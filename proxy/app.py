@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from fastapi import FastAPI
 
-from proxy import secrets
+from proxy import lock, secrets
 from proxy.admin.context import Context
 from proxy.admin.routes import admin_router, open_router
 from proxy.asgi import Receive, Scope, Send
 from proxy.client_api import ClientApi
 from proxy.dialects import DIALECTS, read_call
+from proxy.errors import DataInUse
 from proxy.forward import Forward
 from proxy.recorder import Recorder
 from proxy.sessions import SessionTable
@@ -58,19 +59,32 @@ class App:
             else:
                 assert self._client_api is not None
                 await self._client_api(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
         else:
+            await self.fastapi(scope, receive, send)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The lifespan, with the data folder locked before anything in it is opened."""
+        try:
+            held = lock.take(self.settings.data)
+        except DataInUse as error:
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        with held:
             await self.fastapi(scope, receive, send)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         settings = self.settings
-        admin_key = _admin_key(settings)
+        admin_key = secrets.admin_key(settings, print)
         upstream_key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
         upstreams = Upstreams(settings.upstream, secrets.plugin_secret(settings.data), upstream_key, settings.model)
         # One connection each for the event loop and for the loop of the versions, which works in threads.
         db, versions_db = Database(settings.data, checkpoints=True), Database(settings.data, checkpoints=True)
         after = db.number("SELECT segment FROM journal_position")
-        journal = JournalWriter(settings.journal, after=after, fsync=settings.fsync)
+        journal = JournalWriter(settings.journal, after=after)
         ingestion = Ingestion(settings.data, journal, read_call)
         ingestion.catch_up()
         ingestion.start()
@@ -83,7 +97,7 @@ class App:
         self._client_api = ClientApi(upstreams, table, recorder, settings.alias)
         self.fastapi.state.context = Context(settings, admin_key, upstreams, policy, table, recorder, ingestion)
         loops = [
-            self._loop("sessions", lambda: _close_idle(table, settings.session.idle)),
+            self._loop("sessions", lambda: _look_after_sessions(table, recorder, settings.session.idle)),
             self._loop("versions", lambda: _look_after_versions(upstreams, policy, table)),
         ]
         try:
@@ -102,14 +116,8 @@ class App:
         return asyncio.create_task(_repeat(name, step, self._step_seconds))
 
 
-def _admin_key(settings: ProxySettings) -> str:
-    # An empty variable is none: it would let everyone in.
-    if settings.admin_key is not None and settings.admin_key.get_secret_value():
-        return settings.admin_key.get_secret_value()
-    return secrets.admin_key(settings.data, print)
-
-
-async def _close_idle(table: SessionTable, idle: float) -> None:
+async def _look_after_sessions(table: SessionTable, recorder: Recorder, idle: float) -> None:
+    recorder.try_again()
     table.close_idle(time.time(), idle)
 
 

@@ -9,6 +9,7 @@
   * UpstreamUnreachable  502: vLLM does not answer
   * NotServing           503: vLLM answers, but cannot serve this call now
 * UpstreamFault          vLLM refused what the proxy itself asked of it
+* DataInUse              another proxy works on the data folder
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ class UpstreamUnreachable(ProxyError):
 
 class NotServing(ProxyError):
     status = 503
+
+
+class DataInUse(Exception):
+    """Two proxies cannot share a data folder; the text names it and says what to do."""
 
 
 class UpstreamFault(Exception):

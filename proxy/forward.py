@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 from yarl import URL
@@ -97,7 +99,6 @@ class Forward:
         self._table = table
         self._recorder = recorder
         self._aliases = frozenset(aliases)
-        self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -109,11 +110,15 @@ class Forward:
         except ProxyError as error:
             await respond_error(send, error)
             return
-        self.under_way += 1
         try:
             await self._watch(self._pass(exchange, scope, body, send), exchange, receive)
-        finally:
-            self.under_way -= 1
+        except asyncio.CancelledError:
+            self._end(exchange, CallOutcome.INTERRUPTED, "the proxy stopped during this call")
+            raise
+        except Exception as error:
+            self._end(exchange, CallOutcome.TRUNCATED, f"the proxy failed: {type(error).__name__}: {error}")
+            raise
+        if exchange.client_left:
             self._end(exchange, CallOutcome.CLIENT_GONE, "the client left before the end of the response")
 
     def _begin(self, dialect: Dialect, tags: Tags, body: bytes) -> _Exchange:
@@ -164,6 +169,7 @@ class Forward:
         if number is not None:
             if not self._policy.knows(number):
                 raise UnknownVersion(f"The model `{name}` does not exist.")
+            self._policy.want(number)
             return number
         if name in self._aliases:
             return pinned
@@ -171,21 +177,22 @@ class Forward:
             return BASE
         return pinned if "*" in self._aliases and name not in upstream.adapters else None
 
-    async def _watch(self, passing: object, exchange: _Exchange, receive: Receive) -> None:
+    async def _watch(self, passing: Coroutine[Any, Any, None], exchange: _Exchange, receive: Receive) -> None:
         """Run the exchange; a client that leaves ends it, unless every choice has finished already."""
-        assert asyncio.iscoroutine(passing)
-        work = asyncio.ensure_future(passing)
-        gone = asyncio.ensure_future(wait_for_disconnect(receive))
+        work = asyncio.create_task(passing)
+        gone = asyncio.create_task(wait_for_disconnect(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 exchange.client_left = True
                 if exchange.cutter.capture is None:
                     work.cancel()
-            await asyncio.gather(work, return_exceptions=exchange.client_left)
+            await asyncio.wait({work})
         finally:
             work.cancel()
             gone.cancel()
+        if not work.cancelled():
+            work.result()
 
     async def _pass(self, exchange: _Exchange, scope: Scope, body: bytes, send: Send) -> None:
         try:
@@ -249,8 +256,9 @@ class Forward:
         headers += [
             (b"x-call-id", exchange.start.id.encode()),
             (b"x-session-id", exchange.start.identity.session_id.encode()),
-            (b"x-policy-version", version_name(self._policy.name, exchange.start.version).encode()),
         ]
+        if exchange.model is not None:
+            headers.append((b"x-policy-version", version_name(self._policy.name, exchange.start.version).encode()))
         if not exchange.recording.works:
             headers.append((b"x-slipstream-recorded", b"false"))
         await self._send(exchange, send, {"type": "http.response.start", "status": response.status, "headers": headers})
@@ -295,7 +303,8 @@ class Forward:
         end = CallEnd(outcome, exchange.status, error, exchange.first_byte_at, now)
         exchange.recording.end(end)
         if exchange.start.tagged:
-            self._table.finish(exchange.session, now, ends=exchange.ends)
+            # A call that failed is made again: it was not the session's last one.
+            self._table.finish(exchange.session, now, ends=exchange.ends and outcome is CallOutcome.COMPLETE)
         else:
             self._table.forget(exchange.session)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from storage.errors import JournalDown
 from storage.journal import JournalWriter, Kind
 from storage.records import Close, pack_close, pack_end, pack_reward, pack_start
+from storage.states import CallOutcome
 from storage.types import CallEnd, CallStart, Reward, new_id
 
 _log = logging.getLogger("slipstream.recorder")
@@ -19,6 +21,8 @@ class Recorder:
         """Why nothing is recorded at the moment, in words; None while recording works."""
         self.lost = 0
         """Calls that could not be recorded whole."""
+        self._owed: dict[str, bytes] = {}
+        """The end records of calls that broke off in the journal, by the calls' ids."""
 
     def start(self, start: CallStart, request: bytes) -> Recording:
         recording = Recording(self, start)
@@ -31,9 +35,15 @@ class Recorder:
     def reward(self, reward: Reward) -> bool:
         return self.append(Kind.REWARD, reward.id, pack_reward(reward))
 
+    def try_again(self) -> None:
+        """While recording is down: look whether it works again, with a piece of no call, which is passed over."""
+        if self.problem is not None:
+            self.append(Kind.PIECE, new_id())
+
     def append(self, kind: Kind, record_id: str, *payload: bytes) -> bool:
         """Whether the record is in the journal."""
         try:
+            self._pay()
             self._journal.append(kind, record_id, *payload)
         except JournalDown as down:
             if self.problem is None:
@@ -44,6 +54,16 @@ class Recorder:
             _log.warning("recording works again")
             self.problem = None
         return True
+
+    def owe(self, call: str, end: bytes) -> None:
+        """The end of a call could not be recorded; until it is, the journal keeps everything from its start on."""
+        self.lost += 1
+        self._owed[call] = end
+
+    def _pay(self) -> None:
+        for call, end in list(self._owed.items()):
+            self._journal.append(Kind.END, call, end)
+            self._owed.pop(call, None)
 
 
 class Recording:
@@ -57,7 +77,10 @@ class Recording:
     def append(self, kind: Kind, *payload: bytes) -> None:
         if self.works and not self._recorder.append(kind, self.start.id, *payload):
             self.works = False
-            self._recorder.lost += 1
+            if kind is Kind.START:
+                self._recorder.lost += 1  # there is nothing of it to end
+            else:
+                self._recorder.owe(self.start.id, payload[0] if kind is Kind.END else pack_end(_broken_off()))
 
     def piece(self, data: bytes) -> None:
         if data:
@@ -68,3 +91,8 @@ class Recording:
 
     def end(self, end: CallEnd) -> None:
         self.append(Kind.END, pack_end(end))
+
+
+def _broken_off() -> CallEnd:
+    reason = "recording was down during this call"
+    return CallEnd(CallOutcome.TRUNCATED, None, reason, None, time.time())

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from proxy.settings import ProxySettings
+from storage.folders import make_private
 
 ADMIN_KEY = "admin.key"
 PLUGIN_SECRET = "plugin.secret"  # noqa: S105 - a file's name
@@ -14,23 +18,39 @@ PLUGIN_SECRET_VARIABLE = "SLIPSTREAM_PLUGIN_SECRET"  # noqa: S105 - a variable's
 
 def keep(folder: Path, name: str, prefix: str = "") -> tuple[str, bool]:
     """The secret in file ``name``, made where there is none; and whether it was made now."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     path = folder / name
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_text().strip(), False
+    kept = _read(path)
+    if kept:
+        return kept, False
     secret = prefix + secrets.token_urlsafe(32)
-    with os.fdopen(file, "w") as out:
-        out.write(secret + "\n")
+    # Whole under its name or not there at all, whenever the process dies.
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{name}.", suffix=".new") as file:
+        file.write(secret + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+        try:
+            path.hardlink_to(file.name)
+        except FileExistsError:
+            kept = _read(path)
+            if kept:
+                return kept, False
+            path.unlink()  # emptied, by a crash or by hand
+            path.hardlink_to(file.name)
     return secret, True
 
 
-def admin_key(folder: Path, say: Callable[[str], None]) -> str:
-    """The admin key of the installation; where it is made now, it is said this once."""
-    key, made = keep(folder, ADMIN_KEY, "slip-")
+def _read(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
+
+
+def admin_key(settings: ProxySettings, say: Callable[[str], None]) -> str:
+    """The admin key: the setting, else the installation's own; where that is made now, it is said this once."""
+    if settings.admin_key is not None:
+        return settings.admin_key.get_secret_value()
+    key, made = keep(settings.data, ADMIN_KEY, "slip-")
     if made:
-        say(f"The admin key, shown this once and kept in {folder / ADMIN_KEY}: {key}")
+        say(f"The admin key, shown this once and kept in {settings.data / ADMIN_KEY}: {key}")
     return key
 
 

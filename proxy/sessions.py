@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from storage.database import Database
 from storage.records import Close
 from storage.states import ClosedBy
 from storage.types import Identity, VersionNumber
+
+_log = logging.getLogger("slipstream.sessions")
 
 
 @dataclass(slots=True)
@@ -41,9 +44,12 @@ class SessionTable:
         session = self._open.get(identity)
         if session is not None:
             return session.version
-        known = sessions.newest(self._db, identity)
-        if known is not None and sessions.takes_calls(self._db, known):
-            return known.version
+        try:
+            known = sessions.newest(self._db, identity)
+            if known is not None and sessions.takes_calls(self._db, known):
+                return known.version
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the database, the agent gets its answer
+            _log.error("%s gets the live version, for the database cannot be read: %r", identity, error)
         return self._live()
 
     def begin(self, identity: Identity, version: VersionNumber, now: float) -> OpenSession:
@@ -100,6 +106,3 @@ class SessionTable:
     def pinned(self) -> set[VersionNumber]:
         """The versions that open sessions name."""
         return {session.version for session in self._open.values()}
-
-    def __len__(self) -> int:
-        return len(self._open)

@@ -26,8 +26,6 @@ class ProxySettings(Settings):
     """Names by which agents call the policy, comma between them; ``*`` is every name that vLLM does not serve."""
     admin_key: SecretStr | None = None
     """None: made at the first start and kept in ``admin.key`` in the data folder."""
-    fsync: bool = False
-    """Record through to the disk before each answer ends: survives power loss, not only the death of the process."""
     session: SessionSettings = SessionSettings()
 
     @field_validator("upstream", "alias", mode="before")
@@ -36,6 +34,12 @@ class ProxySettings(Settings):
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
+
+    @field_validator("admin_key")
+    @classmethod
+    def _none_if_empty(cls, value: SecretStr | None) -> SecretStr | None:
+        # An empty variable is none: it would let everyone in.
+        return value if value is not None and value.get_secret_value().strip() else None
 
     @field_validator("upstream")
     @classmethod

@@ -14,7 +14,9 @@ from proxy import capture
 from proxy.errors import NotServing, UpstreamFault, UpstreamUnreachable
 from storage.types import BASE, VersionNumber, parse_version
 
-_CHECK = aiohttp.ClientTimeout(total=10)
+_CHECK = aiohttp.ClientTimeout(total=10, sock_connect=5)
+_LATE_CHECKS = 6
+"""So many looks in a row may time out before a server counts as gone: a busy vLLM answers late, and serves."""
 _ASK = aiohttp.ClientTimeout(total=120)
 # vLLM closes a connection that was idle for 5 s; one that we close earlier is never found closed.
 _KEEPALIVE_SECONDS = 4.0
@@ -36,6 +38,14 @@ class Upstream:
     models: tuple[dict[str, Any], ...] = ()
     serves: set[VersionNumber] = field(default_factory=set)
     """Versions that sessions may be sent to: loaded and probed."""
+    late_checks: int = 0
+    """Looks in a row that timed out: all the above is as it was before them."""
+
+    @property
+    def doubt(self) -> str | None:
+        """Why what is known of it may no longer be so; None right after a look that was answered."""
+        late = f"GET /v1/models timed out {self.late_checks} times" if self.late_checks else None
+        return self.problem or late
 
 
 class Upstreams:
@@ -101,9 +111,13 @@ class Upstreams:
                 body = await response.read()
                 header = response.headers.get(capture.HEADER)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            upstream.problem = f"vLLM does not answer ({_short(error)}): is it running at this address?"
-            upstream.serves.clear()
+            upstream.late_checks += 1
+            late = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
+            if not late or upstream.problem is not None or upstream.late_checks > _LATE_CHECKS:
+                upstream.problem = f"vLLM does not answer ({_short(error)}): is it running at this address?"
+                upstream.serves.clear()
             return
+        upstream.late_checks = 0
         if response.status != 200:
             upstream.problem = f"GET /v1/models was answered with {response.status}: {_text(body)}"
             return

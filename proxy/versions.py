@@ -23,7 +23,7 @@ from proxy.upstreams import Upstream, Upstreams
 from storage import runs, versions
 from storage.database import Database
 from storage.states import VersionState
-from storage.types import BASE, Run, Version, VersionNumber, version_name
+from storage.types import BASE, Run, Version, VersionNumber, parse_version, version_name
 
 _log = logging.getLogger("slipstream.versions")
 
@@ -33,11 +33,14 @@ NO_RUNTIME_ADAPTERS = (
     "vLLM cannot load adapters while it runs: start it with `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
 )
 _TRIES = 3
+_WANTED_SECONDS = 300.0
+"""So long a version that a call named stays loaded, whatever its state."""
 _NO_ADAPTER = "No adapter found"
 """In vLLM's 404 for a folder; its 404 for the path itself says that adapters cannot be loaded."""
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError)
 """What reading a manifest that is not one raises."""
 _SERVED = (VersionState.LIVE, VersionState.STANDBY)
+_NEW = (VersionState.TRAINED, VersionState.VERIFIED)
 
 
 class AdapterFault(Exception):
@@ -61,7 +64,8 @@ class Policy:
         self._upstreams = upstreams
         self._live = versions.live(db).number
         self._known = {v.number for v in versions.all_versions(db) if v.state is not VersionState.REJECTED}
-        self._wanted: set[VersionNumber] = set()
+        self._wanted: dict[VersionNumber, float] = {}
+        """When a call last named a version, or found it not loaded."""
         self._tries: dict[VersionNumber, int] = {}
         self._faults: list[str] = []
         self.problem: str | None = None
@@ -76,8 +80,8 @@ class Policy:
         return number in self._known
 
     def want(self, number: VersionNumber) -> None:
-        """A call needs a version that is not loaded: a retired one is loaded again at the next step."""
-        self._wanted.add(number)
+        """A call needs this version, whatever its state: a retired one is loaded again at the next step."""
+        self._wanted[number] = time.monotonic()
 
     def model(self, upstream: Upstream, number: VersionNumber) -> str:
         """The name under which ``upstream`` serves a version."""
@@ -86,15 +90,18 @@ class Policy:
     async def refresh(self, table: SessionTable) -> None:
         """One step: take over new versions, load what must be loaded, probe, make live, retire."""
         self._faults = []
-        wanted, self._wanted = self._wanted | table.pinned(), set()
+        since = time.monotonic() - _WANTED_SECONDS
+        self._wanted = {number: at for number, at in self._wanted.items() if at > since}
+        wanted = table.pinned() | self._wanted.keys()
         for run in await asyncio.to_thread(runs.succeeded_after, self._db, versions.newest_number(self._db)):
             await asyncio.to_thread(self._take_over, run)
         for version in await asyncio.to_thread(versions.all_versions, self._db):
-            if version.state in (VersionState.TRAINED, VersionState.VERIFIED):
+            if version.state in _NEW:
                 await self._verify(version)
             elif version.number != BASE and (version.state in _SERVED or version.number in wanted):
                 await self._keep_loaded(version)
         await self._retire(table.pinned())
+        await self._unload_unneeded(table.pinned() | self._wanted.keys())
         self.problem = "; ".join(self._faults) or None
 
     def _take_over(self, run: Run) -> None:
@@ -109,7 +116,7 @@ class Policy:
         self._known.add(run.version)
 
     async def _verify(self, version: Version) -> None:
-        ready = [u for u in self._upstreams.all if u.problem is None]
+        ready = [u for u in self._upstreams.all if u.doubt is None]
         if not ready:
             return
         results = []
@@ -136,13 +143,7 @@ class Policy:
         """Make ``upstream`` serve the version, proven. Raises `AdapterFault` where it is not the trained adapter."""
         manifest = await asyncio.to_thread(read_manifest, version, self._adapters)
         await self._load(version, upstream)
-        parent = version.parent or BASE
-        if parent != BASE:
-            before = await asyncio.to_thread(versions.get, self._db, parent)
-            await asyncio.to_thread(read_manifest, before, self._adapters)
-            await self._load(before, upstream)
-        names = self.model(upstream, parent), self.model(upstream, version.number)
-        result = await probe(self._upstreams, upstream, manifest.probe, *names)
+        result = await self._probe(version, manifest, upstream)
         now, verdict = time.time(), result.verdict
         await asyncio.to_thread(versions.set_loading, self._db, version.number, upstream.url, now, verdict)
         if verdict is Verdict.WRONG:
@@ -152,6 +153,20 @@ class Policy:
             )
         upstream.serves.add(version.number)
         return result
+
+    async def _probe(self, version: Version, manifest: Manifest, upstream: Upstream) -> ProbeResult:
+        """Compare the version with its parent. Where that one is spoiled, name, path and digest must do."""
+        parent = version.parent or BASE
+        if parent != BASE:
+            before = await asyncio.to_thread(versions.get, self._db, parent)
+            try:
+                await asyncio.to_thread(read_manifest, before, self._adapters)
+                await self._load(before, upstream)
+            except AdapterFault as fault:
+                self._fault(f"{version_name(self.name, version.number)} cannot be compared with its parent: {fault}")
+                return ProbeResult(Verdict.IDENTITY_ONLY, None, None, 0)
+        names = self.model(upstream, parent), self.model(upstream, version.number)
+        return await probe(self._upstreams, upstream, manifest.probe, *names)
 
     async def _load(self, version: Version, upstream: Upstream) -> None:
         name = version_name(self.name, version.number)
@@ -166,15 +181,15 @@ class Policy:
                     raise AdapterFault(f"vLLM refuses the adapter: {fault}") from fault
                 raise
             await self._upstreams.check(upstream, self.name)
-            if upstream.problem is not None:
-                raise UpstreamFault(f"{upstream.url}: {upstream.problem}")
+            if upstream.doubt is not None:
+                raise UpstreamFault(f"{upstream.url}: {upstream.doubt}")
         if upstream.adapters.get(name) != version.path:
             raise AdapterFault(f"vLLM at {upstream.url} serves {name} from {upstream.adapters.get(name)!r}")
 
     async def _keep_loaded(self, version: Version) -> None:
         """After a restart of vLLM, which forgets its adapters: load and probe the version again."""
         for upstream in self._upstreams.all:
-            if upstream.problem is None and version.number not in upstream.serves:
+            if upstream.doubt is None and version.number not in upstream.serves:
                 try:
                     await self._load_and_probe(version, upstream)
                 except (AdapterFault, UpstreamFault) as fault:
@@ -196,7 +211,7 @@ class Policy:
         await asyncio.to_thread(versions.move, self._db, version.number, VersionState.REJECTED, reason, now)
         self._known.discard(version.number)
         for upstream in self._upstreams.all:
-            await self._unload(version, upstream)
+            await self._unload(version.number, upstream)
         _log.error("%s is rejected: %s", version_name(self.name, version.number), reason)
 
     def _fault(self, text: str) -> None:
@@ -205,24 +220,34 @@ class Policy:
             _log.warning(text)
 
     async def _retire(self, pinned: set[VersionNumber]) -> None:
-        """Versions behind the newest standby, named by no open session, leave vLLM."""
+        """Versions behind the newest standby, named by no open session, are not kept loaded any more."""
         all_versions = await asyncio.to_thread(versions.all_versions, self._db)
-        standby = [v for v in all_versions if v.state is VersionState.STANDBY and v.number != BASE]
-        for version in standby[:-1]:
-            if version.number in pinned:
-                continue
-            for upstream in self._upstreams.all:
-                await self._unload(version, upstream)
-            await asyncio.to_thread(versions.move, self._db, version.number, VersionState.RETIRED, None, time.time())
+        standby = [v.number for v in all_versions if v.state is VersionState.STANDBY and v.number != BASE]
+        for number in standby[:-1]:
+            if number not in pinned:
+                await asyncio.to_thread(versions.move, self._db, number, VersionState.RETIRED, None, time.time())
 
-    async def _unload(self, version: Version, upstream: Upstream) -> None:
-        upstream.serves.discard(version.number)
-        name = version_name(self.name, version.number)
-        if upstream.problem is None and name in upstream.adapters:
+    async def _unload_unneeded(self, used: set[VersionNumber]) -> None:
+        """Adapters that nobody needs leave vLLM: retired versions, and parents that only a probe asked for."""
+        all_versions = await asyncio.to_thread(versions.all_versions, self._db)
+        needed = used | {v.number for v in all_versions if v.state in (*_SERVED, *_NEW)}
+        needed |= {v.parent for v in all_versions if v.state in _NEW and v.parent is not None}
+        for upstream in self._upstreams.all:
+            for name in list(upstream.adapters):
+                number = parse_version(self.name, name)
+                if number is not None and number not in needed:
+                    await self._unload(number, upstream)
+
+    async def _unload(self, number: VersionNumber, upstream: Upstream) -> None:
+        upstream.serves.discard(number)
+        name = version_name(self.name, number)
+        if upstream.doubt is None and name in upstream.adapters:
             try:
                 await self._upstreams.post(upstream, "/v1/unload_lora_adapter", {"lora_name": name})
             except UpstreamFault as fault:
-                _log.warning("%s stays loaded: %s", name, fault)
+                self._fault(f"{name} stays loaded: {fault}")
+            else:
+                del upstream.adapters[name]
 
 
 def read_manifest(version: Version, adapters: Path) -> Manifest:

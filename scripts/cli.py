@@ -18,6 +18,7 @@ from rich.console import Console
 from proxy.app import App
 from proxy.settings import ProxySettings
 from scripts import demo as demo_module
+from scripts import known_settings
 from scripts.services import CannotStart, Services, require_free_port
 from storage.errors import StorageError
 from storage.settings import UNREADABLE, explain
@@ -33,6 +34,14 @@ _LOG = "%(asctime)s %(name)s %(levelname)s %(message)s"
 S = TypeVar("S", ProxySettings, TrainerSettings)
 
 
+@app.callback()
+def check_names() -> None:
+    """Slipstream: an OpenAI-compatible proxy that records your agent and trains its model while it works."""
+    fault = _settings(known_settings.unknown)
+    if fault is not None:
+        _fail(fault)
+
+
 @app.command()
 def serve() -> None:
     """Run vLLM, proxy and trainer together, until SIGTERM or Ctrl-C."""
@@ -40,11 +49,11 @@ def serve() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _interrupt(stop))
     console = Console()
-    services = _settings(lambda: Services(None, console.print))
+    services = _settings(lambda: Services(None, lambda text: console.print(text, highlight=False, soft_wrap=True)))
     try:
         services.start()
         console.print(f"Slipstream serves at {services.url}/v1 (model `{services.proxy_settings.alias[0]}`)")
-        console.print(f"admin key: {services.proxy_settings.data / 'admin.key'} · logs: {services.proxy_settings.logs}")
+        console.print(f"everything that is kept lies in {services.proxy_settings.data} (logs/, admin.key)")
         stop.wait()
     except KeyboardInterrupt:
         pass

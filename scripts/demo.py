@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,12 +23,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from proxy.settings import ProxySettings
 from scripts import curve
 from scripts.agents import corridor, words
 from scripts.curve import Attempt
 from scripts.services import CannotStart, Services, require_free_port
+from trainer.settings import TrainerSettings
 
 ATTEMPTS = 8
+_LOOK_SECONDS = 0.5
 _RUN_TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
 
 
@@ -77,16 +83,17 @@ def run(options: Options) -> int:
     data = options.data or Path.cwd() / "demo-data" / f"{options.task}-{time.strftime('%Y%m%d-%H%M%S')}"
     if (data / "slipstream.db").exists():
         raise CannotStart(f"{data} holds an earlier run: give a new folder, since the demo shows a start from nothing")
-    real_judge = os.environ.get("SLIPSTREAM_JUDGE_BASE_URL")
-    if real_judge is not None and options.control is Control.SHUFFLE:
+    real_judge = TrainerSettings().judge_base_url
+    if real_judge and options.control is Control.SHUFFLE:
         raise CannotStart("--control shuffle is a matter of the stand-in judge: unset SLIPSTREAM_JUDGE_BASE_URL")
-    os.environ.update(_variables(options, data))
-    services = Services(options.model, lambda text: console.print(text, highlight=False))
+    judge_port = ProxySettings().port + 2
+    os.environ.update(_variables(options, data, None if real_judge else judge_port))
+    services = Services(options.model, lambda text: console.print(text, highlight=False, soft_wrap=True))
     try:
-        if real_judge is None:
-            _start_judge(services, options, console)
-        else:
+        if real_judge:
             console.print(f"judge: {real_judge}")
+        else:
+            _start_judge(services, options, judge_port, console)
         services.start()
         began = time.monotonic()
         demo = _Demo(services, options, console)
@@ -94,7 +101,8 @@ def run(options: Options) -> int:
         code = demo.finish((time.monotonic() - began) / 60, data)
         if options.keep:
             console.print("The servers stay up until Ctrl-C.")
-            signal.pause()
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
         return code
     except KeyboardInterrupt:
         console.print("stopped")
@@ -103,7 +111,7 @@ def run(options: Options) -> int:
         services.stop()
 
 
-def _variables(options: Options, data: Path) -> dict[str, str]:
+def _variables(options: Options, data: Path, judge_port: int | None) -> dict[str, str]:
     scenarios = len(list(_AGENTS[options.task].scenarios))
     variables = {
         "SLIPSTREAM_DATA": str(data),
@@ -111,21 +119,18 @@ def _variables(options: Options, data: Path) -> dict[str, str]:
         # The demo asks for a run after each of its rounds; none starts by itself before the round is over.
         "SLIPSTREAM_TRAINER__GROUPS": str(10 * scenarios),
     }
-    if "SLIPSTREAM_JUDGE_BASE_URL" not in os.environ:
-        port = int(os.environ.get("SLIPSTREAM_PORT", "8400")) + 2
-        variables |= {
-            "SLIPSTREAM_JUDGE_BASE_URL": f"http://127.0.0.1:{port}/v1",
-            "SLIPSTREAM_JUDGE_MODEL": "rubric-judge",
-        }
+    if judge_port is not None:
+        variables["SLIPSTREAM_JUDGE_BASE_URL"] = f"http://127.0.0.1:{judge_port}/v1"
+        variables["SLIPSTREAM_JUDGE_MODEL"] = "rubric-judge"
     return variables
 
 
-def _start_judge(services: Services, options: Options, console: Console) -> None:
-    port = services.proxy_settings.port + 2
+def _start_judge(services: Services, options: Options, port: int, console: Console) -> None:
     require_free_port("127.0.0.1", port)
     console.print(
         "judge: a stand-in for an LLM judge, which ranks each group by the demo task's known rule "
-        "(set SLIPSTREAM_JUDGE_BASE_URL, _MODEL and _API_KEY to ask a real one)"
+        "(set SLIPSTREAM_JUDGE_BASE_URL, _MODEL and _API_KEY to ask a real one)",
+        soft_wrap=True,
     )
     command = [sys.executable, "-m", "scripts.agents.rubric_judge", "--port", str(port), "--control", options.control]
     services.run_beside("judge", command)
@@ -137,10 +142,8 @@ class _Demo:
         self._options = options
         self._console = console
         self._progress = _Progress()
-        key = (services.proxy_settings.data / "admin.key").read_text().strip()
-        self._admin = httpx.Client(
-            base_url=services.url, headers={"Authorization": f"Bearer {key}"}, timeout=_RUN_TIMEOUT
-        )
+        key = {"Authorization": f"Bearer {services.admin_key}"}
+        self._admin = httpx.Client(base_url=services.url, headers=key, timeout=_RUN_TIMEOUT)
 
     def play(self) -> None:
         with self._shown():
@@ -157,23 +160,36 @@ class _Demo:
         command = [sys.executable, "-m", f"scripts.agents.{self._options.task}"]
         command += ["--base-url", f"{self._services.url}/v1", "--attempts", str(ATTEMPTS)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as agent:
-            assert agent.stdout is not None
-            assert agent.stderr is not None
-            for line in agent.stdout:
-                outcome = json.loads(line)
-                if outcome.get("error"):
-                    self._console.print(f"a session failed: {outcome['error']}")
-                    continue
-                attempt = Attempt(step, outcome["scenario"], outcome["version"], outcome["reward"])
-                self._progress.attempts.append(attempt)
-            problem = agent.stderr.read()
+            try:
+                problem = self._follow(agent, step)
+            finally:
+                agent.kill()
         if agent.returncode:
             raise CannotStart(f"the demo agent ended with {agent.returncode}: {problem.strip()}")
 
+    def _follow(self, agent: subprocess.Popen[str], step: int) -> str:
+        """Take in the agent's sessions as they end; returns what it says on stderr."""
+        assert agent.stdout is not None
+        assert agent.stderr is not None
+        for line in agent.stdout:
+            outcome = json.loads(line)
+            if outcome.get("error"):
+                self._console.print(f"a session failed: {outcome['error']}")
+                continue
+            attempt = Attempt(step, outcome["scenario"], outcome["version"], outcome["reward"])
+            self._progress.attempts.append(attempt)
+        problem = agent.stderr.read()
+        agent.wait()
+        return problem
+
     def _train(self) -> None:
         self._progress.doing = "groups are scored, a run is trained"
-        self._look()
-        response = self._admin.post("/admin/train", json={"wait": True})
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(self._admin.post, "/admin/train", json={"wait": True})
+            while not asked.done():
+                self._look()
+                concurrent.futures.wait([asked], timeout=_LOOK_SECONDS)
+        response = asked.result()
         if response.status_code != 200:
             raise CannotStart(f"the run was refused: {response.text}")
         ended = response.json()
@@ -191,7 +207,7 @@ class _Demo:
     def _line(self) -> str:
         p = self._progress
         return (
-            f"step {p.step}/{self._options.steps}: sessions {len(p.attempts)}, "
+            f"step {p.step}/{self._options.steps}: sessions {p.count('sessions')}, "
             f"groups scored {p.count('groups', 'scored', 'trained', 'skipped')}, versions {self._versions()}, "
             f"serving {p.status.get('live')}, true reward {p.of_step()}"
         )
@@ -213,7 +229,7 @@ class _Demo:
         for column in ("sessions recorded", "groups scored", "runs trained", "serving", "true reward"):
             table.add_column(column, justify="right")
         table.add_row(
-            str(len(p.attempts)),
+            str(p.count("sessions")),
             str(p.count("groups", "scored", "trained", "skipped")),
             str(self._versions()) if p.status else "-",
             p.status.get("live") or "-",

@@ -44,16 +44,17 @@ class Services:
         self._say = say
         self._supervisor = Supervisor(say)
         self._vllm: Part | None = None
-        self.url = f"http://{self.proxy_settings.host}:{self.proxy_settings.port}"
+        host = self.proxy_settings.host
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.proxy_settings.port}"
         self._model = model or self.proxy_settings.model
+        self.admin_key = ""
 
     def start(self) -> None:
         """Start everything and wait until agents can be served. Raises `CannotStart`."""
         settings = self.proxy_settings
         require_free_port(settings.host, settings.port)
-        if settings.admin_key is None:
-            # Said here, on the terminal: the proxy's own output is a log file, which no key belongs into.
-            secrets.admin_key(settings.data, self._say)
+        # Made here, to be said on the terminal: the proxy's own output is a log file, which no key belongs into.
+        self.admin_key = secrets.admin_key(settings, self._say)
         if not settings.upstream:
             self._start_vllm()
         for name in ("proxy", "trainer"):
@@ -101,8 +102,10 @@ class Services:
                 response = httpx.get(f"{self.url}/ready", timeout=5)
                 if response.status_code == 200:
                     return
-                answer = "; ".join(response.json().get("problems", []))
-                if self._vllm is None:
+                state = response.json()
+                answer = "; ".join(state.get("problems", []))
+                # A vLLM of ours takes its time. One that runs already is as it is, but for versions still to be loaded.
+                if self._vllm is None and not state["reachable"]:
                     raise CannotStart(answer)
             except httpx.HTTPError:
                 self._require_alive("proxy")

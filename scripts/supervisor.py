@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.folders import make_private
+
 _PR_SET_PDEATHSIG = 1
 _STOP_SECONDS = 40.0
 """Longer than the proxy takes to drain."""
@@ -42,7 +44,7 @@ class Part:
 
     def start(self) -> None:
         """Raises OSError when the program or its log cannot be opened."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self.log.parent)
         self.started_at = time.monotonic()
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(

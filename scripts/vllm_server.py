@@ -54,6 +54,8 @@ class VllmServer:
             "--generation-config": "vllm",
             "--api-server-count": "1",
             "--middleware": MIDDLEWARE,
+            # The proxy looks there once a second.
+            "--disable-access-log-for-endpoints": "/v1/models",
         }
         pairs = [part for pair in arguments.items() for part in pair]
         # On a GPU the update worker needs its share of the same memory; on a CPU compiling costs more than it gives.
@@ -90,4 +92,5 @@ class VllmServer:
 
 
 def _has_gpu() -> bool:
-    return Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
+    """By the same sign as in scripts/setup, which chose what is installed."""
+    return shutil.which("nvidia-smi") is not None

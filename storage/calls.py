@@ -80,6 +80,10 @@ class CallWriter:
         self._sessions.clear()
         self._remembered = 0
 
+    def forget_session(self, session: SessionKey) -> None:
+        """The session closed: it is read again where a call opens it once more."""
+        self._remembered -= sum(call.size for call in self._sessions.pop(session, ()))
+
     def write(self, call: RecordedCall) -> None:
         start, end = call.start, call.end
         reading = self._read_call(start, call.request, call.response)
@@ -152,8 +156,11 @@ class CallWriter:
         self._sessions.move_to_end(session)
         self._remembered += sum(call.size for call in calls)
         while self._remembered > _REMEMBERED_BYTES and len(self._sessions) > 1:
-            _, forgotten = self._sessions.popitem(last=False)
-            self._remembered -= sum(call.size for call in forgotten)
+            self.forget_session(next(iter(self._sessions)))
+        # One session alone may be larger; what continues a call that was forgotten stands on its own.
+        kept = self._sessions[session]
+        while self._remembered > _REMEMBERED_BYTES and len(kept) > 1:
+            self._remembered -= kept.pop(0).size
 
     def _recall(self, session: SessionKey) -> None:
         """After a restart, or when a session comes back after a long time."""
@@ -255,13 +262,10 @@ def _call(row: Row, prompt_ids: bytes, choices: tuple[Choice, ...]) -> Call:
     return Call(
         seq=row["seq"],
         id=CallId(row["id"]),
-        parent=row["parent"],
-        agent=row["agent"],
         version=VersionNumber(row["version"]),
         outcome=CallOutcome(row["outcome"]),
         not_trainable=row["not_trainable"],
         started_at=row["started_at"],
-        ended_at=row["ended_at"],
         sampling=orjson.loads(row["sampling"]) or {},
         prompt_ids=tuple(array.array("i", prompt_ids)),
         choices=choices,

@@ -12,6 +12,7 @@ import pysqlite3 as sqlite3
 import sqlite_utils
 
 from storage.errors import NewerDatabase, StorageError
+from storage.folders import make_private
 from storage.migrations import migrations
 
 FILE = "slipstream.db"
@@ -31,7 +32,7 @@ class Database:
 
     def __init__(self, folder: Path, *, checkpoints: bool = False) -> None:
         _check_sqlite()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
         self.path = folder / FILE
         self.conn = sqlite3.connect(
             str(self.path), timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -117,6 +118,7 @@ class Database:
 OperationalError: type[Exception] = sqlite3.OperationalError
 """Locked, full, unreadable: what passes by itself or by a person's hand."""
 DatabaseError: type[Exception] = sqlite3.Error
+"""Whatever SQLite raises, a damaged file among it."""
 
 
 def _check_sqlite() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from storage.database import Database, Row
 from storage.errors import NotFound
-from storage.states import GROUP_MOVES, GroupState, SessionState, check_move
+from storage.states import GROUP_MOVES, GroupState, RunState, SessionState, check_move
 from storage.types import Group, GroupId, Member, Owner, RunId, Session, SessionKey
 
 
@@ -93,6 +93,16 @@ def consumed_by(db: Database, run: RunId) -> list[Group]:
     return [_group(db, row) for row in rows]
 
 
+def failed_runs(db: Database, group: GroupId, besides: Sequence[str]) -> int:
+    """How many runs that took the group failed; those with a reason of ``besides`` do not count."""
+    marks = ", ".join("?" for _ in besides)
+    return db.number(
+        'SELECT count(*) FROM run_groups JOIN runs ON runs.id = run_groups.run WHERE run_groups."group" = ?'
+        f" AND runs.state = ? AND runs.reason NOT IN ({marks})",
+        (group, RunState.FAILED, *besides),
+    )
+
+
 def rows(db: Database, where: dict[str, Any], limit: int, cursor: str | None) -> list[dict[str, Any]]:
     """Groups as the admin API lists them, newest first."""
     terms = ["1"] + [f"{column} = ?" for column in where]
@@ -101,8 +111,7 @@ def rows(db: Database, where: dict[str, Any], limit: int, cursor: str | None) ->
         terms.append("id < ?")
         parameters.append(cursor)
     found = db.all(
-        'SELECT *, (SELECT count(*) FROM group_members WHERE "group" = id) AS members,'
-        ' (SELECT avg(reward) FROM group_members WHERE "group" = id) AS mean_reward'
+        'SELECT *, (SELECT count(*) FROM group_members WHERE "group" = id) AS members'
         f" FROM groups WHERE {' AND '.join(terms)} ORDER BY id DESC LIMIT ?",
         (*parameters, limit),
     )

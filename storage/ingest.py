@@ -7,9 +7,9 @@ A batch that the database refuses is bisected: the row that it cannot take is ke
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from storage import rewards, sessions
 from storage.calls import CallWriter, Reading, RecordedCall
 from storage.database import Database, OperationalError
-from storage.journal import JournalReader, JournalWriter, Kind, Position, Record, segment_path, segments
+from storage.journal import JournalReader, JournalWriter, Kind, Position, Record
 from storage.records import unpack_close, unpack_end, unpack_reward, unpack_start
 from storage.states import CallOutcome
 from storage.types import CallEnd, CallStart, SessionKey
@@ -26,6 +26,8 @@ _log = logging.getLogger("slipstream.ingest")
 
 _IDLE_SECONDS = 0.25
 _RETRY_SECONDS = 1.0
+_CHECKPOINT_SECONDS = 60.0
+"""The trainer's heartbeats lengthen the WAL, and only the proxy checkpoints: also when no call comes."""
 
 ReadCall = Callable[[CallStart, bytes, bytes], Reading]
 """What is readable in a request and its response: given by the proxy, whose dialects know."""
@@ -100,23 +102,22 @@ class Ingestion:
             self._keep_refused(call.start.id, _parts(call), error)
             self.refused += 1
 
-    @property
-    def backlog_bytes(self) -> int:
-        """Bytes of the journal that are not in the database yet."""
-        sizes: dict[int, int] = {}
-        for number in segments(self._journal_folder):
-            # The thread may take a segment away meanwhile.
-            with contextlib.suppress(FileNotFoundError):
-                sizes[number] = segment_path(self._journal_folder, number).stat().st_size
-        taken = self._taken
-        ahead = sum(size for number, size in sizes.items() if number > taken.segment)
-        return ahead + max(0, sizes.get(taken.segment, 0) - taken.offset)
-
     def _run(self) -> None:
+        checkpoint_at = time.monotonic() + _CHECKPOINT_SECONDS
         while True:
             stopping = self._stop.is_set()
             self._writer.written.clear()
-            more = self.run_once()
+            try:
+                more = self.run_once()
+                if not more and time.monotonic() >= checkpoint_at:
+                    checkpoint_at = time.monotonic() + _CHECKPOINT_SECONDS
+                    self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            except Exception as error:  # noqa: BLE001 - the edge of the thread: said, and tried again
+                more = True
+                problem = f"the database takes nothing from the journal: {type(error).__name__}: {error}"
+                if problem != self.problem:
+                    _log.exception(problem)
+                self.problem = problem
             if self.problem:
                 self._writer.written.set()
                 if stopping or self._stop.wait(_RETRY_SECONDS):
@@ -220,6 +221,9 @@ class Ingestion:
         elif record.kind is Kind.CLOSE and new:
             close = unpack_close(record.payload)
             sessions.close(self._db, close.identity, close.by, close.at)
+            closed = sessions.newest(self._db, close.identity)
+            if closed is not None:
+                self._calls.forget_session(closed.key)
 
     def _start(self, record: Record, new: bool) -> None:
         start, request = unpack_start(record.payload)
@@ -237,6 +241,8 @@ class Ingestion:
         recorded = RecordedCall(call.session, call.start, end, call.request, b"".join(call.pieces), call.capture)
         self._calls.write(recorded)
         sessions.count_call(self._db, call.session, call.start, end)
+        if not call.start.tagged:
+            self._calls.forget_session(call.session)  # it was the whole of it
 
 
 def _parts(call: _UnderWay) -> dict[str, bytes]:

@@ -16,6 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from storage.errors import JournalDown
+from storage.folders import make_private
 
 SUFFIX = ".segment"
 _SEGMENT_BYTES = 32 * 1024 * 1024
@@ -70,21 +71,21 @@ class JournalWriter:
     """Appends records. One per process that records; it begins a segment of its own.
 
     Thread-safe. `append` raises `JournalDown` when the record could not be written whole; what was written
-    of it is cut off again, so the next `append` may succeed (the disk has room again).
+    of it is cut off again, so the next `append` may succeed (the disk has room again). A segment's file comes with
+    its first record, so that a process that dies before it has recorded anything leaves none.
     """
 
-    def __init__(self, folder: Path, *, after: int = 0, fsync: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, *, after: int = 0) -> None:
+        make_private(folder)
         self._folder = folder
-        self._fsync = fsync
         self._lock = threading.Lock()
-        self.first_segment = max([after, *segments(folder)]) + 1
-        self.segment = self.first_segment - 1
+        self.segment = max([after, *segments(folder)]) + 1
         self._file = -1
+        """-1: not begun."""
         self._size = 0
+        self._closed = False
         self.written = threading.Event()
         """Set after each append; the reader clears it."""
-        self._roll()
 
     def append(self, kind: Kind, record_id: str, *payload: bytes) -> None:
         length = sum(map(len, payload))
@@ -93,18 +94,19 @@ class JournalWriter:
             checksum = zlib.crc32(part, checksum)
         header = _HEADER.pack(_MAGIC, kind, record_id.encode(), length, checksum)
         with self._lock:
-            if self._file < 0:
+            if self._closed:
                 raise JournalDown(f"the journal in {self._folder} is closed")
             try:
-                if self._size >= _SEGMENT_BYTES:
-                    self._roll()
+                if self._file < 0:
+                    self._begin(self.segment)
+                elif self._size >= _SEGMENT_BYTES:
+                    self._begin(self.segment + 1)
                 written = os.writev(self._file, [header, *payload])
                 if written != _HEADER.size + length:
                     raise OSError(f"only {written} of {_HEADER.size + length} bytes were written")
-                if self._fsync:
-                    os.fdatasync(self._file)
             except OSError as error:
-                self._cut_off()
+                if self._file >= 0:
+                    self._cut_off()
                 raise JournalDown(f"the journal in {self._folder} takes no records: {error}") from error
             self._size += written
         self.written.set()
@@ -122,19 +124,17 @@ class JournalWriter:
         with self._lock:
             return Position(self.segment, self._size)
 
-    def _roll(self) -> None:
-        file = os.open(
-            segment_path(self._folder, self.segment + 1),
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND,
-            0o600,
-        )
+    def _begin(self, segment: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        file = os.open(segment_path(self._folder, segment), flags, 0o600)
         if self._file >= 0:
             os.close(self._file)
         self._file, self._size = file, 0
-        self.segment += 1
+        self.segment = segment
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
@@ -146,7 +146,7 @@ class JournalReader:
     def __init__(self, folder: Path, writer: JournalWriter) -> None:
         self._folder = folder
         self._writer = writer
-        self.segment = segments(folder)[0]
+        self.segment = min(segments(folder), default=writer.segment)
         self._offset = 0
         self._rest = b""
 
@@ -156,29 +156,30 @@ class JournalReader:
 
     def read(self) -> list[Record]:
         """The next records, in order; empty when everything that was appended has been read."""
-        # Asked before reading: what is appended later is left for the next call, never lost. And what lies behind
-        # the writer's position may be a record that it is about to cut off again.
-        end = self._writer.position
-        finished = self.segment < end.segment
-        at = self._offset + len(self._rest)
-        with segment_path(self._folder, self.segment).open("rb") as file:
-            file.seek(at)
-            data = self._rest + file.read(_READ_BYTES if finished else min(_READ_BYTES, max(0, end.offset - at)))
-        records, used = self._parse(data)
-        grew = len(data) > len(self._rest)
-        self._rest = data[used:]
-        self._offset += used
-        if not records and finished and not grew:
-            # What is left is a record that a crash cut off.
-            self._next_segment()
-            return self.read()
-        if not records and grew:
-            return self.read()
-        return records
-
-    def _next_segment(self) -> None:
-        self.segment = next(number for number in segments(self._folder) if number > self.segment)
-        self._offset, self._rest = 0, b""
+        while True:
+            # Asked before reading: what is appended later is left for the next call, never lost. And what lies
+            # behind the writer's position may be a record that it is about to cut off again.
+            end = self._writer.position
+            finished = self.segment < end.segment
+            if not finished and not end.offset:
+                return []  # its file may not be there yet
+            at = self._offset + len(self._rest)
+            with segment_path(self._folder, self.segment).open("rb") as file:
+                file.seek(at)
+                data = self._rest + file.read(_READ_BYTES if finished else min(_READ_BYTES, max(0, end.offset - at)))
+            records, used = self._parse(data)
+            grew = len(data) > len(self._rest)
+            self._rest = data[used:]
+            self._offset += used
+            if records:
+                return records
+            if finished and not grew:
+                # What is left is a record that a crash cut off.
+                later = (number for number in segments(self._folder) if number > self.segment)
+                self.segment = min(later, default=end.segment)
+                self._offset, self._rest = 0, b""
+            elif not grew:
+                return []
 
     def _parse(self, data: bytes) -> tuple[list[Record], int]:
         records: list[Record] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from storage import rewards
+from storage import rewards, runs
 from storage.database import Database, Row
 from storage.errors import NotFound
 from storage.states import SESSION_MOVES, ClosedBy, Outcome, SessionState, check_move
@@ -156,6 +156,19 @@ def set_outcome(
 ) -> None:
     """What became of a session; said once."""
     db.insert("outcomes", session=key, outcome=outcome, reason=reason, run=run, at=at)
+
+
+def steps_behind(db: Database, key: SessionKey) -> int:
+    """How many updates lie between the oldest version that sampled in the session and the newest one.
+
+    Its own version counts, and that of every call that can be trained: a client may name another one.
+    """
+    found = db.all(
+        "SELECT version FROM sessions WHERE key = ?1"
+        " UNION SELECT version FROM calls WHERE session = ?1 AND not_trainable IS NULL",
+        (key,),
+    )
+    return max(runs.steps_behind(db, VersionNumber(row["version"])) for row in found)
 
 
 def rows(db: Database, where: dict[str, Any], limit: int, cursor: int | None) -> list[dict[str, Any]]:

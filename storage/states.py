@@ -28,7 +28,6 @@ class ClosedBy(StrEnum):
 
     ENDED = "ended"
     IDLE = "idle"
-    ADMIN = "admin"
 
 
 class GroupState(StrEnum):

@@ -110,14 +110,10 @@ class Call:
 
     seq: int
     id: CallId
-    parent: int | None
-    """`seq` of the call whose message list this one continues."""
-    agent: str | None
     version: VersionNumber
     outcome: CallOutcome
     not_trainable: str | None
     started_at: float
-    ended_at: float
     sampling: dict[str, Any]
     """The effective sampling parameters, as vLLM used them."""
     prompt_ids: tuple[int, ...]
@@ -151,7 +147,7 @@ class Reward:
     """None: the newest episode at the time of its arrival."""
     name: str
     source: str
-    """``client``, ``admin`` or ``ruler``."""
+    """``client`` or ``admin``."""
     value: float
     reason: str | None
     created_at: float

@@ -1,6 +1,8 @@
 """The tail is what to watch: no file of 400 lines, no function of 60, no signature of more than 7."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,3 +63,10 @@ def test_a_file_keeps_to_the_limits(path: str) -> None:
 )
 def test_the_limits_themselves(text: str, found: list[str]) -> None:
     assert faults(text) == found
+
+
+@pytest.mark.parametrize("module", ["proxy.app", "trainer.loop", "scripts.cli"])
+def test_only_the_update_worker_loads_torch(module: str) -> None:
+    check = f"import sys, {module}; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

@@ -1,8 +1,8 @@
 """From rewards to advantages: how much better an attempt was than the others of its group.
 
-The advantage is the reward minus the group's mean. The division by the group's standard deviation (GRPO,
-arXiv 2402.03300) is off by default: with 4 to 8 members it is mostly noise, and it weighs up groups that
-are nearly solved or nearly hopeless (Dr. GRPO, arXiv 2503.20783).
+The advantage is the reward minus the group's mean. It is not divided by the group's standard deviation (as GRPO
+does, arXiv 2402.03300): with 4 to 8 members that is mostly noise, and it weighs up groups that are nearly solved or
+nearly hopeless (Dr. GRPO, arXiv 2503.20783).
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ SMALLEST_SPREAD = 1e-6
 """Rewards that lie closer together than this (highest minus lowest) are equal."""
 
 
-def advantages(rewards: Sequence[float], *, divide_by_std: bool = False) -> tuple[float, ...] | None:
+def advantages(rewards: Sequence[float]) -> tuple[float, ...] | None:
     """Return one advantage per reward of a group, or None when the group teaches nothing.
 
     None stands for a group with fewer than two members, or without variance: every advantage would be 0,
     so its forward pass can be saved and its sessions told why.
 
-    The advantages sum to 0 (to rounding). They are in the reward's unit, or in population standard
-    deviations with ``divide_by_std``.
+    The advantages sum to 0 (to rounding), and are in the reward's unit.
 
     Raises ``ValueError`` when a reward is not finite.
     """
@@ -30,8 +29,4 @@ def advantages(rewards: Sequence[float], *, divide_by_std: bool = False) -> tupl
     if len(rewards) < 2 or max(rewards) - min(rewards) < SMALLEST_SPREAD:
         return None
     mean = math.fsum(rewards) / len(rewards)
-    centred = [reward - mean for reward in rewards]
-    if divide_by_std:
-        deviation = math.sqrt(math.fsum(value * value for value in centred) / len(centred))
-        centred = [value / deviation for value in centred]
-    return tuple(centred)
+    return tuple(reward - mean for reward in rewards)

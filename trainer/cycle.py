@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Collection
 
 from storage import calls, coordination, groups, runs, sessions
 from storage.database import Database
 from storage.states import GroupState, Outcome
-from storage.types import GroupId, RunId, RunRequest, Session, SessionKey, new_id
+from storage.types import Group, GroupId, RunId, RunRequest, Session, SessionKey, new_id
 from trainer import scoring, sequences
-from trainer.errors import BatchInvalid, JudgeUnreachable
+from trainer.errors import BatchInvalid, JudgeSilent, JudgeUnreachable
 from trainer.groups import choose
 from trainer.judge import Judge
 from trainer.settings import TrainerSettings
@@ -19,6 +21,8 @@ NO_JUDGE = (
     "no judge is configured, and not every session of a group has a reward of its own: set SLIPSTREAM_JUDGE_BASE_URL "
     "and SLIPSTREAM_JUDGE_MODEL"
 )
+_ENOUGH_SILENCE = 3
+"""Turns in which the judge could not answer for a group, after which the group is skipped."""
 
 
 class Cycle:
@@ -29,21 +33,32 @@ class Cycle:
         self._training = training
         self._looked_at: set[SessionKey] = set()
         """Waiting sessions that were found to have something to train on."""
+        self._silences: dict[GroupId, int] = {}
+        """In how many turns the judge could not answer for a group."""
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Begin nothing new; what is under way comes to its end. From any thread."""
+        self._stopped.set()
 
     def turn(self) -> None:
         """Do whatever can be done now. A pause stops all but the runs that were asked for."""
+        self._training.adopt()
         requests = runs.requests(self._db)
         if coordination.is_paused(self._db) and not requests:
             coordination.say(self._db, "paused", "resume")
             return
         coordination.say(self._db, "forming groups")
-        self.form(asked=bool(requests))
+        self.form(asked={request.scenario for request in requests})
         problem = self.score()
-        for request in requests:
-            coordination.say(self._db, f"training run {request.id}", problem=problem)
-            self._training.carry_out(request)
         if not requests and self.enough():
-            request = RunRequest(RunId(new_id()), None, {}, time.time())
+            if no_weights := self._training.no_weights():
+                problem = no_weights
+            else:
+                requests = [RunRequest(RunId(new_id()), None, {}, time.time())]
+        for request in requests:
+            if self._stopped.is_set():
+                return
             coordination.say(self._db, f"training run {request.id}", problem=problem)
             self._training.carry_out(request)
         coordination.say(self._db, "waiting", self.waits_for(), problem)
@@ -55,7 +70,7 @@ class Cycle:
         if coordination.is_paused(self._db):
             return False
         waiting = sessions.waiting(self._db)
-        return bool(choose(waiting, self._settings.group, time.time(), asked=False))
+        return bool(choose(waiting, self._settings.group, time.time()))
 
     def enough(self) -> bool:
         """Whether the scored groups start a run by themselves."""
@@ -63,7 +78,8 @@ class Cycle:
         overdue = any(time.time() - group.created_at > self._settings.group.max_wait for group in scored)
         return len(scored) >= self._settings.trainer.groups or overdue
 
-    def form(self, *, asked: bool) -> None:
+    def form(self, *, asked: Collection[str | None] = ()) -> None:
+        """Form groups; ``asked`` as for `choose`."""
         usable = [session for session in sessions.waiting(self._db) if self._is_usable(session)]
         now = time.time()
         for members in choose(usable, self._settings.group, now, asked=asked):
@@ -73,7 +89,7 @@ class Cycle:
 
     def _is_usable(self, session: Session) -> bool:
         """Whether a session can teach something; else it ends here, with its reason."""
-        behind = runs.steps_behind(self._db, session.version)
+        behind = sessions.steps_behind(self._db, session.key)
         reason = None
         if behind > self._settings.max_staleness:
             reason = f"stale: sampled {behind} versions before the newest"
@@ -102,7 +118,11 @@ class Cycle:
     def score(self) -> str | None:
         """Score the groups that are ready. Returns what keeps the judge from it, in words."""
         judge, problem = self._judge, None
+        answers = judge.answers if judge else 0
+        silent: list[tuple[Group, str]] = []
         for group in groups.in_state(self._db, GroupState.READY):
+            if self._stopped.is_set():
+                return problem
             coordination.say(self._db, f"scoring group {group.id}", problem=problem)
             try:
                 if not scoring.score(self._db, group, judge, self._settings.group.min_spread):
@@ -110,7 +130,21 @@ class Cycle:
             except JudgeUnreachable as unreachable:
                 # The groups that need no judge do not wait for it.
                 judge, problem = None, str(unreachable)
+            except JudgeSilent as no_answer:
+                silent.append((group, str(no_answer)))
+                problem = str(no_answer)
+        # A judge that answers none of several groups is down, which is no fault of theirs.
+        if len(silent) == 1 or (self._judge and self._judge.answers > answers):
+            self._count_silences(silent)
         return problem
+
+    def _count_silences(self, silent: list[tuple[Group, str]]) -> None:
+        """Skip the groups for which the judge could not answer too often."""
+        for group, reason in silent:
+            self._silences[group.id] = self._silences.get(group.id, 0) + 1
+            if self._silences[group.id] >= _ENOUGH_SILENCE:
+                scoring.skip(self._db, group, f"judge failed: {reason}")
+                del self._silences[group.id]
 
     def waits_for(self) -> str:
         """What the next run waits for, in words."""

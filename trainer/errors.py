@@ -6,7 +6,9 @@
     ├── BatchInvalid     a batch that cannot be trained: lengths, masks, numbers
     ├── JobInvalid       a job folder that cannot be read: kind, settings, adapter
     ├── UpdateFailed     a job that was taken and ended without a result; ``reason`` says why in words
-    ├── JudgeUnreachable no answer that could be had later, or by mending the settings: the group waits
+    │   └── WorkerClosed the trainer was stopped meanwhile
+    ├── JudgeUnreachable the judge answers nobody, until it is back or the settings are mended: all groups wait
+    ├── JudgeSilent      no answer for this group now, by a timeout or a fault of the judge: the group waits
     ├── JudgeRefused     the judge's answer for this group cannot be used: the group is skipped
     ├── NoWeights        nobody tells where the base model's weights lie
     └── AlreadyRunning   another trainer works on the same data folder
@@ -37,8 +39,21 @@ class UpdateFailed(TrainerError):
         self.reason = reason
 
 
+class WorkerClosed(UpdateFailed):
+    """The trainer was stopped during the job."""
+
+    REASON = "the update worker was closed during the job"
+
+    def __init__(self) -> None:
+        super().__init__(self.REASON)
+
+
 class JudgeUnreachable(TrainerError):
     """The judge does not answer, or refuses to talk to us at all; the text says what to check."""
+
+
+class JudgeSilent(TrainerError):
+    """The judge broke off over this group; it may answer for others, and for this one later."""
 
 
 class JudgeRefused(TrainerError):

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from storage.types import Session
 from trainer.settings import GroupSettings
 
 
-def choose(waiting: Sequence[Session], settings: GroupSettings, now: float, *, asked: bool) -> list[list[Session]]:
+def choose(
+    waiting: Sequence[Session], settings: GroupSettings, now: float, *, asked: Collection[str | None] = ()
+) -> list[list[Session]]:
     """The groups to form of the closed sessions ``waiting`` (oldest first), one after another over the scenarios.
 
     A group has ``settings.size`` members; or ``settings.min_size`` and more when its oldest session has waited
-    ``settings.max_wait``, or when a run was ``asked`` for.
+    ``settings.max_wait``, or when a run of its scenario was ``asked`` for (None in it: a run of all scenarios).
     """
     queues: defaultdict[tuple[str, str | None, str], list[Session]] = defaultdict(list)
     for session in waiting:
         queues[(session.owner, session.scenario, session.split)].append(session)
-    rounds = [_of_one_scenario(queue, settings, now, asked=asked) for queue in queues.values()]
+    rounds = [
+        _of_one_scenario(queue, settings, now, asked=None in asked or scenario in asked)
+        for (_, scenario, _), queue in queues.items()
+    ]
     return [group for turn in _round_robin(rounds) for group in turn]
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import httpx
 
-from trainer.errors import JudgeRefused, JudgeUnreachable
+from trainer.errors import JudgeRefused, JudgeSilent, JudgeUnreachable
 
 _TIMEOUT = httpx.Timeout(120.0, connect=10.0)
 _OF_THIS_GROUP = (400, 413, 422)
-"""What the judge says of a request that it cannot take; every other refusal is meant for whoever sends it."""
+"""What the judge says of a request that it cannot take."""
+_OF_THIS_MOMENT = (408, 429)
+"""As every status from 500 on: another request may be answered. What is left is meant for whoever sends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,17 @@ class Judge:
 
     def __init__(self, base_url: str, model: str, api_key: str | None) -> None:
         self.name = model
+        self.answers = 0
+        """How many requests were answered, whatever with."""
         self._url = base_url.rstrip("/") + "/chat/completions"
         self._client = httpx.Client(timeout=_TIMEOUT, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
 
     def ask(self, messages: list[dict[str, str]], schema: dict[str, Any]) -> Reply:
-        """One request. Raises `JudgeUnreachable` for what passes by itself or needs a person, else `JudgeRefused`."""
+        """One request.
+
+        Raises `JudgeUnreachable` (nobody gets an answer), `JudgeSilent` (this request got none) or `JudgeRefused`
+        (the answer is none that could be used).
+        """
         document = {
             "model": self.name,
             "messages": messages,
@@ -42,6 +50,8 @@ class Judge:
         }
         try:
             response = self._client.post(self._url, json=document)
+        except httpx.ReadTimeout as error:
+            raise JudgeSilent(f"the judge at {self._url} gave no answer in {_TIMEOUT.read:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise JudgeUnreachable(
                 f"the judge at {self._url} does not answer ({error or type(error).__name__}): groups wait; "
@@ -50,11 +60,14 @@ class Judge:
         status = response.status_code
         if status in _OF_THIS_GROUP:
             raise JudgeRefused(f"the judge answered with {status}: {response.text[:300]}")
+        if status in _OF_THIS_MOMENT or status >= 500:
+            raise JudgeSilent(f"the judge at {self._url} answered with {status}: {response.text[:300]}")
         if status != 200:
             raise JudgeUnreachable(
                 f"the judge at {self._url} answered with {status}: {response.text[:300]}; groups wait; "
                 f"check SLIPSTREAM_JUDGE_BASE_URL, _MODEL and _API_KEY"
             )
+        self.answers += 1
         try:
             body = response.json()
             content = body["choices"][0]["message"].get("content")

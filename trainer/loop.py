@@ -15,6 +15,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from storage import coordination
 from storage.database import Database, OperationalError
+from storage.folders import make_private
 from trainer.cycle import Cycle
 from trainer.errors import AlreadyRunning
 from trainer.judge import Judge
@@ -38,7 +39,6 @@ class Trainer:
         self._worker = worker
         training = TrainingRuns(self._db, settings, self._worker)
         coordination.beat(self._beat_db, time.time())
-        training.adopt()
         self._judge = _judge(settings)
         self._cycle = Cycle(self._db, settings, self._judge, training)
         self._watcher = Cycle(self._watch_db, settings, None, training)
@@ -57,6 +57,7 @@ class Trainer:
 
     def stop(self) -> None:
         """End what is under way: a run in the worker is lost, and its groups wait for the next one."""
+        self._cycle.stop()  # first: with the worker closed, nothing new may begin
         self._worker.close()
         self._scheduler.shutdown(wait=True)
         if self._judge is not None:
@@ -66,9 +67,8 @@ class Trainer:
 
     def _beat(self) -> None:
         with _busy_is_no_fault("heartbeat"):
-            coordination.beat(self._beat_db, time.time())
             due = self._scheduler.get_job("cycle").next_run_time
-            coordination.set_next_cycle(self._beat_db, due.timestamp() if due else None)
+            coordination.beat(self._beat_db, time.time(), due.timestamp() if due else None)
 
     def _watch(self) -> None:
         with _busy_is_no_fault("watch"):
@@ -102,7 +102,7 @@ def serve(settings: TrainerSettings) -> None:
 
 @contextlib.contextmanager
 def only_one(settings: TrainerSettings) -> Iterator[None]:
-    settings.data.mkdir(parents=True, exist_ok=True)
+    make_private(settings.data)
     with (settings.data / ".trainer.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

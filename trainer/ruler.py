@@ -77,7 +77,7 @@ class _Answer(BaseModel):
 def score(judge: Judge, attempts: Sequence[Attempt]) -> Scores:
     """Have the judge compare ``attempts``; equal ones are shown once and scored alike.
 
-    Raises `JudgeUnreachable` (try later) or `JudgeRefused` (this group cannot be scored).
+    Raises `JudgeUnreachable`, `JudgeSilent` (both: try later) or `JudgeRefused` (this group cannot be scored).
     """
     distinct = list(dict.fromkeys(_key(attempt) for attempt in attempts))
     first = {_key(attempt): attempt for attempt in reversed(attempts)}

@@ -8,13 +8,15 @@ from dataclasses import replace
 from storage import calls, groups, rewards, sessions
 from storage.database import Database
 from storage.states import GroupState, Outcome
-from storage.types import Group, Member, SessionKey
+from storage.types import Group, Member, RunId, SessionKey
 from trainer import ruler, sequences
 from trainer.advantages import advantages
 from trainer.errors import JudgeRefused
 from trainer.judge import Judge
 
 CLIENTS = "the clients' own rewards"
+REWARD = "reward"
+"""The name that a reward has where nobody gives it one."""
 
 
 def score(db: Database, group: Group, judge: Judge | None, min_spread: float) -> bool:
@@ -22,7 +24,7 @@ def score(db: Database, group: Group, judge: Judge | None, min_spread: float) ->
 
     Returns False when a judge is needed and none is configured: the group waits.
 
-    Raises `JudgeUnreachable`.
+    Raises `JudgeUnreachable` or `JudgeSilent`: the group waits.
     """
     given = [_given(db, member.session) for member in group.members]
     if all(reward is not None for reward in given):
@@ -44,13 +46,13 @@ def score(db: Database, group: Group, judge: Judge | None, min_spread: float) ->
     return True
 
 
-def skip(db: Database, group: Group, reason: str) -> None:
-    """The group is not trained, and so are its sessions."""
+def skip(db: Database, group: Group, reason: str, run: RunId | None = None) -> None:
+    """The group is not trained, and neither are its sessions; ``run`` is the one that found the reason."""
     now = time.time()
     with db.transaction():
         groups.move(db, group, GroupState.SKIPPED, reason)
         for member in group.members:
-            sessions.set_outcome(db, member.session, Outcome.SKIPPED, reason, None, now)
+            sessions.set_outcome(db, member.session, Outcome.SKIPPED, reason, run, now)
 
 
 def _keep(db: Database, group: Group, members: list[Member], judge: str, tokens: int, min_spread: float) -> None:
@@ -73,9 +75,12 @@ def _keep(db: Database, group: Group, members: list[Member], judge: str, tokens:
 
 
 def _given(db: Database, session: SessionKey) -> float | None:
-    """The newest reward that a client or the admin gave; None where there is none."""
-    found = rewards.of_session(db, session)
-    return found[-1].value if found else None
+    """The newest reward of the name `REWARD`, whoever gave it; None where there is none.
+
+    Rewards of other names are kept and shown: without weights nobody can say how they add up.
+    """
+    found = [reward.value for reward in rewards.of_session(db, session) if reward.name == REWARD]
+    return found[-1] if found else None
 
 
 def _attempt(db: Database, session: SessionKey) -> ruler.Attempt:

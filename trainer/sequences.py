@@ -21,7 +21,13 @@ _RESHAPED = {
     "logits_processors": "logits processors",
 }
 """Sampling under which the engine's logprob is not that of the policy alone."""
-_NEUTRAL = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+_NEUTRAL = {
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,  # until then the end token is masked
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +128,12 @@ def why_not(call: Call) -> str | None:
 
 
 def _effective(call: Call, later: Many[Call]) -> list[Choice]:
-    """The choices that had an effect: the one that a later call continues, or all of them where none does."""
+    """The choices that had an effect: the only one, or of several those that a later call continues."""
     choices = [choice for choice in call.choices if choice.ids]
     if len(choices) == 1:
         return choices
-    continued = [c for c in choices if any(_begins(call.prompt_ids + c.ids, after.prompt_ids) for after in later)]
-    # Where the session went on without any of them, nobody can say which one it followed.
-    return continued or ([] if later else choices)
+    # Of those that none continues, nobody can say which one the session followed; and the judge sees but the first.
+    return [c for c in choices if any(_begins(call.prompt_ids + c.ids, after.prompt_ids) for after in later)]
 
 
 def _continued(paths: list[_Path], prompt: tuple[int, ...]) -> _Path | None:

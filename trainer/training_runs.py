@@ -26,12 +26,16 @@ from storage.types import BASE, Group, Run, RunRequest, VersionNumber, version_n
 from trainer import scoring, sequences, weights
 from trainer.advantages import advantages
 from trainer.batches import Batch, Sequence
-from trainer.errors import BatchInvalid, NoWeights, UpdateFailed
+from trainer.errors import BatchInvalid, NoWeights, UpdateFailed, WorkerClosed
 from trainer.jobs import Job, Parent, UpdateSettings
 from trainer.publication import Manifest, published
 from trainer.settings import TrainerSettings
 
 _log = logging.getLogger("slipstream.trainer")
+
+_STOPPED = "the trainer stopped during this run; its groups wait for the next one"
+_ENOUGH_FAILURES = 3
+"""Failed runs after which a group is taken for their cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +61,15 @@ class TrainingRuns:
         self._worker = worker
 
     def adopt(self) -> None:
-        """At start: a run that the last trainer left is ended, by what it published or by the lack of it."""
+        """End what is under way although nobody works on it: by what it published, or by the lack of it.
+
+        The last trainer may have died in the middle, or the database may have taken no end of a run. Nothing new
+        begins before, since a run that is under way has groups that are still `scored`.
+        """
         for run in runs.in_state(self._db, RunState.REQUESTED):
             self._fail(run, "the trainer stopped before this run began: ask again")
         for run in runs.in_state(self._db, RunState.RUNNING):
-            self._settle(run, "the trainer stopped during this run; its groups wait for the next one")
+            self._settle(run, _STOPPED)
             self._clean(run)
 
     def carry_out(self, request: RunRequest) -> Run:
@@ -70,8 +78,8 @@ class TrainingRuns:
             run = runs.create(self._db, request)
         try:
             settings = UpdateSettings(**{**self._settings.train.model_dump(), **request.settings})
-            found = [g for g in groups.in_state(self._db, GroupState.SCORED, request.scenario) if self._is_fresh(g)]
-            material = self._material(found)
+            scored = groups.in_state(self._db, GroupState.SCORED, request.scenario)
+            material = self._material([group for group in scored if self._is_fresh(group, run)])
         except ValidationError as error:
             problem = error.errors()[0]
             return self._end(run, RunState.FAILED, f"setting {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
@@ -89,13 +97,19 @@ class TrainingRuns:
         self._clean(run)
         return runs.get(self._db, run.id)
 
-    def _is_fresh(self, group: Group) -> bool:
+    def no_weights(self) -> str | None:
+        """Why no run could begin now, in words."""
+        try:
+            weights.root(self._settings)
+        except NoWeights as error:
+            return str(error)
+        return None
+
+    def _is_fresh(self, group: Group, run: Run) -> bool:
         """Whether the newest version is not too far from what sampled the group; else it is skipped."""
-        behind = max(
-            runs.steps_behind(self._db, sessions.get(self._db, member.session).version) for member in group.members
-        )
+        behind = max(sessions.steps_behind(self._db, member.session) for member in group.members)
         if behind > self._settings.max_staleness:
-            scoring.skip(self._db, group, f"stale: sampled {behind} versions before the newest")
+            scoring.skip(self._db, group, f"stale: sampled {behind} versions before the newest", run.id)
             return False
         return True
 
@@ -148,12 +162,21 @@ class TrainingRuns:
 
     def _succeed(self, run: Run, metrics: dict[str, Any]) -> None:
         now = time.time()
+        taken = self._consumed(run)
+        if not taken:
+            shutil.rmtree(self._target(run), ignore_errors=True)
+            self._fail(run, "its groups were trained or skipped without it: what it published was removed")
+            return
         with self._db.transaction():
             runs.end(self._db, run.id, RunState.SUCCEEDED, None, metrics, now)
-            for group in groups.consumed_by(self._db, run.id):
+            for group in taken:
                 groups.move(self._db, group, GroupState.TRAINED, run=run.id)
                 for member in group.members:
                     sessions.set_outcome(self._db, member.session, Outcome.TRAINED, None, run.id, now)
+
+    def _consumed(self, run: Run) -> list[Group]:
+        """The groups that the run took and that still wait for their end."""
+        return [group for group in groups.consumed_by(self._db, run.id) if group.state is GroupState.SCORED]
 
     def _settle(self, run: Run, reason: str) -> None:
         """End a run that did not come to its end by itself: by what it published, or for ``reason``."""
@@ -171,6 +194,11 @@ class TrainingRuns:
     def _fail(self, run: Run, reason: str) -> None:
         _log.error("run %s failed: %s", run.id, reason)
         self._end(run, RunState.FAILED, reason)
+        for group in self._consumed(run):
+            # That the trainer was stopped is no fault of the group.
+            failures = groups.failed_runs(self._db, group.id, besides=(_STOPPED, WorkerClosed.REASON))
+            if failures >= _ENOUGH_FAILURES:
+                scoring.skip(self._db, group, f"{failures} runs failed with it: {reason}", run.id)
 
     def _end(self, run: Run, state: RunState, reason: str) -> Run:
         with self._db.transaction():

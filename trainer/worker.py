@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import trainer
-from trainer.errors import UpdateFailed
+from storage.folders import make_private
+from trainer.errors import UpdateFailed, WorkerClosed
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage (load, update, probe, publish, score), how much is done, and of how much."""
@@ -103,7 +104,7 @@ class UpdateWorker:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._discard()
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self._log.parent)
         path = os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH", "")]))
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -156,7 +157,7 @@ class UpdateWorker:
             process.kill()
             code = process.wait()
         if self._closed:
-            return UpdateFailed("the update worker was closed during the job")
+            return WorkerClosed()
         if code < 0:
             name = signal.Signals(-code).name
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""

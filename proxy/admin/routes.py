@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import anyio
+import orjson
 from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +19,7 @@ from proxy.errors import ProxyError
 from proxy.versions import as_dict
 from storage import calls, coordination, groups, rewards, runs, sessions, versions
 from storage.errors import NotFound
-from storage.states import RunState, SessionState, VersionState
+from storage.states import GroupState, RunState, SessionState, VersionState
 from storage.types import GroupId, Identity, Owner, Run, RunId, RunRequest, Session, new_id
 
 open_router = APIRouter()
@@ -41,6 +42,7 @@ def ready(context: Here) -> JSONResponse:
     able = serves_live(context)
     recording = context.recorder.problem
     body: dict[str, Any] = {"ready": able and recording is None, "serves": able, "records": recording is None}
+    body["reachable"] = any(u.problem is None for u in context.upstreams.all)
     if not body["ready"]:
         body["problems"] = degraded(context)
     return JSONResponse(body, 200 if body["ready"] else 503)
@@ -94,7 +96,7 @@ def reward_session(context: Here, session_id: str, body: RewardBody, episode: in
 def list_groups(
     context: Here,
     scenario: str | None = None,
-    state: str | None = None,
+    state: GroupState | None = None,
     limit: Limit = 100,
     cursor: str | None = None,
 ) -> dict[str, Any]:
@@ -137,10 +139,13 @@ def get_run(context: Here, run_id: str) -> dict[str, Any]:
 
 
 @admin_router.get("/versions")
-def list_versions(context: Here) -> dict[str, Any]:
-    """All versions with their states, and where each is loaded."""
-    items = [as_dict(v, context.settings.policy) for v in versions.all_versions(context.db)]
-    return {"items": items, "loadings": versions.loadings(context.db)}
+def list_versions(context: Here, limit: Limit = 100, cursor: int | None = None) -> dict[str, Any]:
+    """Versions with their states, newest first, and where each is loaded."""
+    below = [v for v in reversed(versions.all_versions(context.db)) if cursor is None or v.number < cursor]
+    found = [as_dict(v, context.settings.policy) for v in below[:limit]]
+    shown = {v["number"] for v in found}
+    loadings = [row for row in versions.loadings(context.db) if row["version"] in shown]
+    return {**_page(found, limit, "number"), "loadings": loadings}
 
 
 class TrainBody(BaseModel):
@@ -159,6 +164,10 @@ async def train(context: Here, body: TrainBody) -> JSONResponse:
     trainer = await anyio.to_thread.run_sync(lambda: coordination.trainer(context.db))
     if not trainer_alive(trainer):
         raise HTTPException(503, NO_TRAINER)
+    try:
+        orjson.dumps(body.settings)
+    except TypeError as error:
+        raise HTTPException(422, f"settings: {error}") from error
     asked = RunRequest(RunId(new_id()), body.scenario, body.settings, time.time())
     await anyio.to_thread.run_sync(lambda: runs.request(context.db, asked))
     if not body.wait:

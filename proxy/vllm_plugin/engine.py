@@ -88,9 +88,12 @@ def _wrap_generate(original: Callable[..., AsyncGenerator[Any, None]]) -> Callab
         call = CURRENT.get()
         if call is None or not call.captures:
             return original(self, prompt, sampling_params, request_id, *args, **kwargs)
+        model = getattr(self, "model_config", None)
+        if getattr(model, "logprobs_mode", None) != "processed_logprobs":
+            call.refuse("the server runs without --logprobs-mode processed_logprobs")
         generation = call.begin(prompt, sampling_params)
         # Given to the whole server with --logits-processors; the parameters of a request do not show them.
-        call.processors |= bool(getattr(getattr(self, "model_config", None), "logits_processors", None))
+        call.processors |= bool(getattr(model, "logits_processors", None))
         outputs = original(self, prompt, generation.params, request_id, *args, **kwargs)
         return _recorded(outputs, call, generation)
 

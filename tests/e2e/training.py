@@ -59,7 +59,7 @@ def train(service: Service) -> list[dict[str, Any]]:
 
 def run_with_killed_worker(service: Service) -> dict[str, Any]:
     """Ask for a run and kill the worker in the middle; agents are answered all the time."""
-    worker = update_worker()
+    worker = update_worker(service)
     answered: list[str] = []
     done = threading.Event()
 
@@ -83,14 +83,15 @@ def run_with_killed_worker(service: Service) -> dict[str, Any]:
     return run
 
 
-def update_worker() -> int:
-    """The process that holds the base model for training."""
+def update_worker(service: Service) -> int:
+    """The process of this service, and of no other one, that holds the base model for training."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 command = (folder / "cmdline").read_bytes()
+                variables = (folder / "environ").read_bytes()
             except OSError:
                 continue
-            if b"trainer.update" in command:
+            if b"trainer.update" in command and f"SLIPSTREAM_DATA={service.data}".encode() in variables.split(b"\0"):
                 return int(folder.name)
     raise AssertionError("there is no update worker")

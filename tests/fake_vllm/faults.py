@@ -17,6 +17,7 @@
 | `quote:N` | an answer that quotes `data: [DONE]` and a capture's frame, before the others; then as `stall:N` |
 | `cut-done:N` | the last part in two writes, N bytes and a moment later the others |
 | `crlf` | a stream with CRLF, comments and several frames in one write |
+| `bad-frame` | the capture's frame has no length |
 | `cookies` | two `Set-Cookie` headers |
 """
 
@@ -123,6 +124,8 @@ async def write(reply: Reply, fault: Fault, mark: capture.Mark | None, plugin: b
     await send({"type": "http.response.start", "status": reply.status, "headers": _head(reply, frame, mark, plugin)})
     if frame:
         messages.insert(reply.finish, frame)
+    if fault.name == "bad-frame" and mark is not None:
+        messages.insert(0, b"\x1e%b none\n" % mark.nonce.encode())
     if fault.name == "split":
         joined, size = b"".join(messages), int(fault.number)
         messages = [joined[at : at + size] for at in range(0, len(joined), size)]

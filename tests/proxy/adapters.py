@@ -12,9 +12,10 @@ import orjson
 
 from storage import runs, versions
 from storage.database import Database
-from storage.states import RunState
+from storage.states import RunState, VersionState
 from storage.types import BASE, RunId, RunRequest, Version, VersionNumber, new_id, version_name
 from tests.fake_vllm.engine import BASE_WEIGHTS, WEIGHTS, logprobs
+from tests.proxy.running import until
 
 POLICY = "policy"
 _ROWS = [list(range(10, 40)), list(range(60, 100, 2))]
@@ -81,3 +82,15 @@ class Trainer:
         found = {version.number: version for version in versions.all_versions(db)}
         db.close()
         return found.get(VersionNumber(number))
+
+
+def reaches(trainer: Trainer, number: int, state: VersionState) -> Version:
+    """The version, once it is in ``state``."""
+
+    def find() -> Version | None:
+        version = trainer.version(number)
+        return version if version is not None and version.state is state else None
+
+    found = until(find)
+    assert found is not None
+    return found

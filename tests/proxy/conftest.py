@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fake_vllm import FakeVllm
+from tests.proxy.adapters import Trainer
 from tests.proxy.running import Recorded, RunningProxy
 
 StartProxy = Callable[..., RunningProxy]
@@ -77,3 +78,8 @@ def start_proxy(own_fake: FakeVllm, tmp_path: Path) -> Iterator[StartProxy]:
     yield start
     for proxy in started:
         proxy.stop()
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
+    return Trainer(tmp_path / "data")

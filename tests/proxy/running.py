@@ -94,7 +94,7 @@ class RunningProxy:
         self.data = data
         session = SessionSettings(idle=settings.pop("idle", 300.0))
         # Every one is given, whatever stands in the environment or in a slipstream.toml.
-        defaults = {"alias": ("agent",), "model": None, "admin_key": ADMIN_KEY, "policy": "policy", "fsync": False}
+        defaults = {"alias": ("agent",), "model": None, "admin_key": ADMIN_KEY, "policy": "policy"}
         given = {"data": data, "upstream": upstream, "session": session, "upstream_api_key": None}
         self.settings = ProxySettings.model_validate({**defaults, **given, **settings})
         self.app = App(self.settings, step_seconds=0.1)
@@ -136,7 +136,8 @@ class ProxyProcess:
         self.data = data
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self._log = (data.parent / f"proxy-{port}.log").open("wb")
+        self.log = data.parent / f"proxy-{port}.log"
+        self._log = self.log.open("wb")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLIPSTREAM_")}
         settings = {
             "SLIPSTREAM_DATA": str(data),
@@ -159,7 +160,7 @@ class ProxyProcess:
         until(self._answers, 30)
 
     def _answers(self) -> bool:
-        assert self.process.poll() is None, Path(self._log.name).read_text()
+        assert self.process.poll() is None, self.log.read_text()
         try:
             return self.client.get("/health").status_code == 200
         except httpx.TransportError:
@@ -196,6 +197,15 @@ def tags(session: str | bytes, fault: str = "none", scenario: str | None = "c", 
     if scenario is not None:
         found["x-scenario-id"] = scenario
     return {**found, **{name.replace("_", "-"): value for name, value in more.items()}}
+
+
+def answerer(proxy: RunningProxy, model: str = "agent", **headers: str) -> tuple[str, str]:
+    """Who answers a call: by the header, and by what the fake's model says; of an error status and text."""
+    answer = proxy.chat(model=model, headers=headers)
+    if answer.status_code != 200:
+        return str(answer.status_code), answer.text
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return answer.headers["x-policy-version"], text.partition(" ")[0]
 
 
 def assert_exact(call: Call, messages: list[dict[str, Any]], answers: list[str]) -> None:

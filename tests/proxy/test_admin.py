@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import stat
 import threading
 import time
@@ -13,6 +15,7 @@ import pytest
 
 from proxy import secrets
 from proxy.admin.context import Context
+from proxy.settings import ProxySettings
 from storage import coordination, groups, runs, sessions
 from storage.database import Database
 from storage.states import Outcome, RunState
@@ -38,7 +41,7 @@ def test_nothing_is_told_without_the_key(proxy: RunningProxy, given: str | None)
 
 def test_the_open_paths_need_no_key(proxy: RunningProxy) -> None:
     assert proxy.client.get("/health").json() == {"status": "ok"}
-    assert proxy.client.get("/ready").json() == {"ready": True, "serves": True, "records": True}
+    assert proxy.client.get("/ready").json() == {"ready": True, "serves": True, "records": True, "reachable": True}
     assert proxy.client.get("/admin/docs").status_code == 200
 
 
@@ -49,11 +52,12 @@ def test_other_paths_do_not_reach_vllm(proxy: RunningProxy, path: str) -> None:
 
 def test_secrets_are_made_once_and_kept_from_others(tmp_path: Path) -> None:
     said: list[str] = []
-    key = secrets.admin_key(tmp_path / "data", said.append)
+    settings = ProxySettings(data=tmp_path / "data", admin_key=None)
+    key = secrets.admin_key(settings, said.append)
     assert key.startswith("slip-")
     assert len(said) == 1
     assert key in said[0]
-    assert secrets.admin_key(tmp_path / "data", said.append) == key
+    assert secrets.admin_key(settings, said.append) == key
     assert len(said) == 1
     plugin = secrets.plugin_secret(tmp_path / "data")
     assert plugin != key
@@ -69,12 +73,36 @@ def test_without_a_key_in_the_settings_one_is_made(start_proxy: StartProxy, key:
     assert proxy.client.get("/admin/status", headers={"authorization": f"Bearer {made}"}).status_code == 200
 
 
-def test_an_emptied_key_lets_nobody_in(start_proxy: StartProxy, tmp_path: Path) -> None:
+def test_an_emptied_key_lets_nobody_in_and_is_made_again(start_proxy: StartProxy, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "admin.key").write_text("")
     proxy = start_proxy(admin_key=None)
     for headers in ({}, {"authorization": "Bearer"}):
         assert proxy.client.get("/admin/status", headers=headers).status_code == 401
+    made = (proxy.data / "admin.key").read_text().strip()
+    assert proxy.client.get("/admin/status", headers={"authorization": f"Bearer {made}"}).status_code == 200
+
+
+def test_a_secret_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", crash)
+        with pytest.raises(KeyboardInterrupt):
+            secrets.keep(tmp_path, "a.secret")
+    assert list(tmp_path.iterdir()) == []
+    made, new = secrets.keep(tmp_path, "a.secret")
+    assert (secrets.keep(tmp_path, "a.secret"), new) == ((made, False), True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.secret"]
+
+
+def test_of_two_that_make_a_secret_one_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_first(_: int) -> None:
+        (tmp_path / "a.secret").write_text("the other's\n")
+
+    monkeypatch.setattr(os, "fsync", other_first)
+    assert secrets.keep(tmp_path, "a.secret") == ("the other's", False)
 
 
 def test_the_database_and_its_folder_hold_no_key(proxy: RunningProxy, recorded: Recorded, sid: str) -> None:
@@ -149,7 +177,11 @@ def test_groups_and_runs_are_shown(start_proxy: StartProxy) -> None:
         groups.set_scores(db, groups.get(db, GroupId("g")), scored, "judge-model", 123, 2.0)
         groups.set_consumed(db, run, [GroupId("g")])
         sessions.set_outcome(db, members[0].key, Outcome.SKIPPED, "no token had an effect", run, 3.0)
-    assert proxy.admin("groups")["items"][0]["mean_reward"] == 0.5
+    (listed,) = proxy.admin("groups?state=scored")["items"]
+    # A judge's scores compare within a group, and say nothing in absolute terms.
+    assert "mean_reward" not in listed
+    assert proxy.admin("groups?state=ready")["items"] == []
+    assert proxy.answer("groups?state=score").status_code == 422
     shown = proxy.admin("groups/g")
     assert (shown["judge"], shown["judge_tokens"], shown["state"]) == ("judge-model", 123, "scored")
     assert [(m["session_id"], m["reward"], m["explanation"]) for m in shown["members"]] == [
@@ -171,6 +203,29 @@ def test_training_without_a_trainer_is_503(proxy: RunningProxy) -> None:
     assert answer.json()["detail"].startswith("the trainer does not run: start it with ")
     assert proxy.answer("train", "POST", json={"colour": 1}).status_code == 422
     assert any(problem.startswith("the trainer does not run") for problem in proxy.status()["degraded"])
+
+
+def test_versions_are_paged_newest_first(start_proxy: StartProxy) -> None:
+    proxy = start_proxy()
+    trainer = Trainer(proxy.data)
+    for number in (1, 2):
+        trainer.train(number, parent=number - 1)
+    until(lambda: proxy.status()["live"] == "policy@2")
+    page = proxy.admin("versions?limit=2")
+    assert ([item["number"] for item in page["items"]], page["cursor"]) == ([2, 1], 1)
+    assert {row["version"] for row in page["loadings"]} == {1, 2}
+    page = proxy.admin("versions?limit=2&cursor=1")
+    assert ([item["number"] for item in page["items"]], page["cursor"], page["loadings"]) == ([0], None, [])
+    assert proxy.answer("versions?limit=0").status_code == 422
+
+
+def test_settings_that_cannot_be_kept_are_refused(start_proxy: StartProxy) -> None:
+    proxy = start_proxy()
+    with contextlib.closing(Database(proxy.data)) as db:
+        coordination.beat(db, time.time())
+        answer = proxy.answer("train", "POST", json={"settings": {"steps": 2**64}})
+        assert (answer.status_code, answer.json()["detail"]) == (422, "settings: Integer exceeds 64-bit range")
+        assert runs.requests(db) == []
 
 
 def test_pause_and_resume_concern_the_scheduler(proxy: RunningProxy) -> None:
@@ -240,7 +295,7 @@ def test_status_is_one_page_of_truth(start_proxy: StartProxy, own_fake: Any) -> 
     assert (status["last_run"], status["paused"], status["trainer"]) == (None, False, None)
     assert status["warnings"] == ["no version has been trained yet: agents get the base model"]
     context: Context = proxy.app.fastapi.state.context
-    assert len(context.table) == 0
+    assert context.table.pinned() == set()
 
 
 def _with_reward(answer: httpx.Response) -> dict[str, Any] | None:

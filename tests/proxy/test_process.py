@@ -40,7 +40,7 @@ def process(vllm: FakeVllm, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_a_full_disk_stops_recording_and_no_agent(process: ProxyProcess) -> None:
     before = raw.ask(process.url, CHAT, request("before"), tags("before"))
     assert before.all(b"x-slipstream-recorded") == []
-    assert process.client.get("/ready").json() == {"ready": True, "serves": True, "records": True}
+    assert process.client.get("/ready").json() == {"ready": True, "serves": True, "records": True, "reachable": True}
     process.limit_files(1)
     for stream in (False, True):
         answer = raw.ask(process.url, CHAT, request("full", stream=stream), tags("full"))
@@ -56,6 +56,8 @@ def test_a_full_disk_stops_recording_and_no_agent(process: ProxyProcess) -> None
     assert process.client.get("/health").status_code == 200
 
     process.limit_files(resource.RLIM_INFINITY)
+    # Nothing need be recorded for this.
+    until(lambda: process.client.get("/ready").status_code == 200)
     after = raw.ask(process.url, CHAT, request("after", stream=True), tags("after"))
     assert after.all(b"x-slipstream-recorded") == []
     recorded = Recorded(process.data)
@@ -64,7 +66,21 @@ def test_a_full_disk_stops_recording_and_no_agent(process: ProxyProcess) -> None
         assert_exact(call, [{"role": "user", "content": name}], [f"base-model answers (0) “{name}” — déjà vu, 日本 😀"])
     assert recorded.session("full") is None
     recorded.db.close()
-    until(lambda: process.client.get("/ready").status_code == 200)
+
+
+def test_a_second_proxy_on_the_data_folder_does_not_start(vllm: FakeVllm, process: ProxyProcess) -> None:
+    second = ProxyProcess(process.data, vllm.url, vllm.secret or "")
+    try:
+        assert second.process.wait(30) == 3
+        said = second.log.read_text()
+        assert f"another proxy works on the data folder {process.data}: stop that one, or give this one a" in said
+        assert "Traceback" not in said
+    finally:
+        second.kill()
+    assert raw.ask(process.url, CHAT, request("still"), tags("still")).status == 200
+    recorded = Recorded(process.data)
+    recorded.calls("still")
+    recorded.db.close()
 
 
 def test_kill_9_loses_nothing_that_a_client_read_to_its_end(vllm: FakeVllm, process: ProxyProcess) -> None:

@@ -11,6 +11,7 @@ import pytest
 from storage.states import CallOutcome
 from tests.fake_vllm import FakeVllm
 from tests.proxy import raw
+from tests.proxy.conftest import StartProxy
 from tests.proxy.running import CHAT, Recorded, RunningProxy, assert_exact, request, tags, until
 
 
@@ -25,11 +26,12 @@ def test_tokens_are_recorded_as_vllm_had_them(
     (call,) = recorded.calls(sid)
     expected = [f"base-model answers ({i}) “größe 日本” — déjà vu, 日本 😀" for i in range(n)]
     assert_exact(call, [{"role": "user", "content": "größe 日本"}], expected)
-    assert (call.outcome, call.not_trainable, call.version, call.agent) == (CallOutcome.COMPLETE, None, 0, "planner")
+    assert (call.outcome, call.not_trainable, call.version) == (CallOutcome.COMPLETE, None, 0)
     assert call.sampling["temperature"] == 0.5
     assert call.sampling["n"] == n
     row = recorded.row(call.seq)
     assert (row["request"], row["response"], row["status"], row["model"]) == (body, answer.body, 200, "agent")
+    assert row["agent"] == "planner"
     assert row["streamed"] == stream
     assert row["started_at"] <= row["first_byte_at"] <= row["ended_at"]
     assert answer.all(b"x-call-id") == [call.id.encode()]
@@ -42,7 +44,8 @@ def test_a_conversation_is_a_chain_whose_ids_grow(proxy: RunningProxy, recorded:
         answer = proxy.chat(messages=messages, headers=tags(sid))
         messages.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]})
     first, second, third = recorded.calls(sid, 3)
-    assert (first.parent, second.parent, third.parent) == (None, first.seq, second.seq)
+    parents = [recorded.row(call.seq)["parent"] for call in (first, second, third)]
+    assert parents == [None, first.seq, second.seq]
     for earlier, later in itertools.pairwise((first, second, third)):
         before = earlier.prompt_ids + earlier.choices[0].ids
         assert later.prompt_ids[: len(before)] == before
@@ -97,6 +100,7 @@ def test_a_wrong_model_is_vllms_404_and_recorded(proxy: RunningProxy, recorded: 
     assert answer.json()["error"]["message"] == "The model `gpt-4o` does not exist."
     (call,) = recorded.calls(sid)
     assert recorded.row(call.seq)["model"] == "gpt-4o"
+    assert "x-policy-version" not in answer.headers
 
 
 @pytest.mark.parametrize("moment", ["before the first byte", "in the stream"])
@@ -128,6 +132,27 @@ def test_a_client_that_leaves_when_all_is_said_takes_nothing_away(
     assert call.choices[0].finish == "stop"
     assert recorded.row(call.seq)["response"].endswith(b"data: [DONE]\n\n")
     assert not fake.calls()[0].cancelled.is_set()
+
+
+def test_our_own_fault_is_recorded_as_one(proxy: RunningProxy, recorded: Recorded, sid: str) -> None:
+    answer = raw.ask(proxy.url, CHAT, request(stream=True), tags(sid, "bad-frame"))
+    assert not answer.whole
+    (call,) = recorded.calls(sid)
+    assert call.outcome is CallOutcome.TRUNCATED
+    assert call.not_trainable == "the proxy failed: ValueError: a capture frame has no length"
+
+
+def test_a_proxy_that_stops_says_so(start_proxy: StartProxy) -> None:
+    proxy = start_proxy()
+    recorded = Recorded(proxy.data)
+    with raw.connect(proxy.url) as connection:
+        raw.send(connection, CHAT, request(stream=True), tags("s", "stall:2", x_session_end="true"))
+        raw.read_until(connection, b'"content":"base-mo"')
+        proxy.stop()
+    (call,) = recorded.calls("s")
+    assert (call.outcome, call.not_trainable) == (CallOutcome.INTERRUPTED, "the proxy stopped during this call")
+    assert recorded.closed("s") is None
+    recorded.db.close()
 
 
 def test_many_clients_that_leave_leak_nothing(

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from proxy.admin.context import Context
 from storage import groups, sessions
 from storage.states import ClosedBy, Outcome, SessionState
 from storage.types import GroupId
@@ -46,6 +47,24 @@ def test_session_end_closes_behind_the_call(proxy: RunningProxy, recorded: Recor
     proxy.chat(headers=tags(sid))
     second = until(lambda: recorded.session(sid, 2))
     assert (second.state, second.episode) == (SessionState.OPEN, 2)
+
+
+@pytest.mark.parametrize("fault", ["bad-gateway", "reset-head", "no-done"])
+def test_a_call_that_failed_does_not_end_its_session(
+    proxy: RunningProxy, recorded: Recorded, sid: str, fault: str
+) -> None:
+    proxy.chat(stream=True, headers=tags(sid, fault, x_session_end="true"))
+    assert proxy.chat(headers=tags(sid, x_session_end="true")).status_code == 200
+    recorded.calls(sid, 2)
+    session = until(lambda: recorded.closed(sid))
+    assert (session.episode, session.calls, session.closed_by) == (1, 2, ClosedBy.ENDED)
+
+
+def test_a_database_that_cannot_be_read_stops_no_agent(start_proxy: StartProxy) -> None:
+    proxy = start_proxy()
+    context: Context = proxy.app.fastapi.state.context
+    context.table._db.close()
+    assert proxy.chat(headers=tags("s")).headers["x-policy-version"] == "policy@0"
 
 
 def test_the_end_waits_for_calls_under_way(proxy: RunningProxy, recorded: Recorded, sid: str) -> None:
@@ -103,7 +122,7 @@ def test_a_call_under_way_is_not_idle(start_proxy: StartProxy) -> None:
     session = until(lambda: recorded.closed("s"))
     (call,) = recorded.calls("s")
     assert session.closed_at is not None
-    assert session.closed_at >= call.ended_at
+    assert session.closed_at >= recorded.row(call.seq)["ended_at"]
     recorded.db.close()
 
 

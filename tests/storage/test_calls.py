@@ -261,9 +261,24 @@ def test_only_so_much_is_remembered(recorded: Recorded, monkeypatch: pytest.Monk
             recorded.turn(call_start(name), messages, str(len(messages)))
     recorded.take_in()
     writer = recorded.ingestion._calls
-    assert len(writer._sessions) == 1, "one session alone is larger than what may be remembered"
+    assert len(writer._sessions) == 1
     assert writer._remembered == sum(call.size for call in next(iter(writer._sessions.values())))
     assert parents(recorded) == [None] * 3 + list(range(15))
+
+
+def test_one_huge_session_is_remembered_in_part(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_REMEMBERED_BYTES", 30_000)
+    sent = play(recorded, conversation(20))
+    assert parents(recorded) == [None, *range(19)]
+    writer = recorded.ingestion._calls
+    assert writer._remembered == sum(call.size for call in writer._sessions[recorded.session("s").key])
+    assert writer._remembered <= max(30_000, len(sent[-1][0]) + 4 * len(sent[-1][1]))
+    # What continues a call that is no longer remembered stands on its own.
+    recorded.turn(call_start("s"), conversation(2)[1], "a branch")
+    recorded.take_in()
+    last = seqs(recorded)[-1]
+    assert parents(recorded)[-1] is None
+    assert calls.transcript(recorded.db, last)[0] == [*conversation(2)[1], assistant("a branch")]
 
 
 def test_a_reading_without_messages_stands_alone(recorded: Recorded) -> None:

@@ -88,7 +88,8 @@ def test_scores_and_moves(recorded: Recorded) -> None:
     assert groups.get(db, GroupId("g")).run == "r"
     assert groups.states(db) == {"trained": 1}
     (row,) = groups.rows(db, {"scenario": "task"}, 10, None)
-    assert (row["members"], row["mean_reward"]) == (2, 0.625)
+    assert row["members"] == 2
+    assert "mean_reward" not in row, "a RULER score is compared only inside its group"
     assert groups.rows(db, {}, 10, "g") == []
     assert [member["session_id"] for member in groups.member_rows(db, GroupId("g"))] == ["a", "b"]
 

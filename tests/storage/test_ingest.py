@@ -3,14 +3,16 @@
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pysqlite3 as sqlite3
 import pytest
 
-from storage import calls, journal
+from storage import calls, coordination, ingest, journal
 from storage.database import Database
-from storage.journal import Kind, segment_path, segments
+from storage.journal import Kind, segments
 from storage.states import ClosedBy, SessionState
 from tests.storage.recorded import POISON_TEXT, Recorded, a_reward, call_start, capture
 
@@ -32,7 +34,7 @@ def test_a_call_in_pieces_is_one_row(recorded: Recorded) -> None:
     recorded.take_in()
     session = recorded.session("s")
     (call,) = calls.of_session(recorded.db, session.key)
-    assert (call.id, call.agent, call.prompt_ids, call.not_trainable) == (start.id, "planner", (5, 6), None)
+    assert (call.id, call.prompt_ids, call.not_trainable) == (start.id, (5, 6), None)
     assert [(c.index, c.ids, c.logprobs, c.finish) for c in call.choices] == [(0, (7, 8), (-0.5, -0.5), "stop")]
     assert call.sampling["temperature"] == 1.0
     assert (
@@ -43,7 +45,7 @@ def test_a_call_in_pieces_is_one_row(recorded: Recorded) -> None:
     assert session.last_call_at == start.started_at + 0.2
     (row,) = calls.rows(recorded.db, session.key)
     assert row["output"] == [{"role": "assistant", "content": "hi"}]
-    assert (row["streamed"], row["sampled_tokens"], row["outcome"]) == (True, 2, "complete")
+    assert (row["streamed"], row["sampled_tokens"], row["outcome"], row["agent"]) == (True, 2, "complete", "planner")
 
 
 def _a_life(recorded: Recorded) -> None:
@@ -131,7 +133,7 @@ def test_a_kill_between_any_two_records_loses_nothing(
     recorded.restart()
     assert _contents(recorded) == _LIVED
     assert recorded.ingestion.refused == 0
-    assert segments(tmp_path / "journal") == [recorded.writer.segment]
+    assert segments(tmp_path / "journal") == []
     recorded.abandon()
 
 
@@ -167,14 +169,12 @@ def test_a_locked_database_costs_only_time(recorded: Recorded) -> None:
     for _ in range(3):
         assert recorded.ingestion.run_once()
         assert "locked" in (recorded.ingestion.problem or "")
-    assert recorded.ingestion.backlog_bytes == segment_path(recorded.folder / "journal", 1).stat().st_size
     other.conn.execute("COMMIT")
     other.close()
     starts.append(recorded.call(call_start("s"), "after"))
     assert recorded.ingestion.run_once()
     recorded.take_in()
     assert list(recorded.outcomes()) == [start.id for start in starts]
-    assert recorded.ingestion.backlog_bytes == 0
     assert recorded.session("s").calls == 4
 
 
@@ -305,6 +305,7 @@ def test_the_thread_takes_everything_in_and_stops(recorded: Recorded) -> None:
 
 
 def test_the_thread_survives_a_lost_journal(recorded: Recorded) -> None:
+    recorded.writer.append(Kind.PIECE, "0" * 32, b"the segment begins")
     recorded.ingestion.start()
     moved = recorded.folder / "journal-away"
     (recorded.folder / "journal").rename(moved)
@@ -320,3 +321,56 @@ def test_the_thread_survives_a_lost_journal(recorded: Recorded) -> None:
         time.sleep(0.01)
     assert recorded.outcomes() == {last.id: "complete"}
     recorded.ingestion.stop()
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to pass in 10 s"
+        time.sleep(0.01)
+
+
+def test_the_thread_survives_whatever_the_database_raises(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "_RETRY_SECONDS", 0.05)
+
+    def malformed(*_: object) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    with monkeypatch.context() as broken:
+        # Also what keeps a refused record fails.
+        broken.setattr(recorded.ingestion, "_apply", malformed)
+        broken.setattr(recorded.ingestion, "_set_position", malformed)
+        recorded.ingestion.start()
+        call = recorded.call(call_start("s"), "hello")
+        eventually(lambda: "DatabaseError: database disk image is malformed" in (recorded.ingestion.problem or ""))
+    eventually(lambda: recorded.outcomes() == {call.id: "complete"})
+    eventually(lambda: recorded.ingestion.problem is None)
+    recorded.ingestion.stop()
+
+
+def test_heartbeats_do_not_lengthen_the_wal_for_ever(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call comes; the trainer, which never checkpoints, beats."""
+    monkeypatch.setattr(ingest, "_CHECKPOINT_SECONDS", 0.05)
+    monkeypatch.setattr(ingest, "_IDLE_SECONDS", 0.01)
+    recorded.ingestion.start()
+    wal = recorded.db.path.with_name(f"{recorded.db.path.name}-wal")
+    sizes = []
+    for _ in range(6):
+        for number in range(100):
+            coordination.beat(recorded.db, number, number + 1)
+        sizes.append(wal.stat().st_size)
+        time.sleep(0.25)  # a checkpoint
+    assert sizes[-1] < sizes[0] + 200 * 4096, "each beat is a page at least"
+    recorded.ingestion.stop()
+
+
+def test_a_closed_session_is_not_remembered(recorded: Recorded) -> None:
+    for name in ("ended", "idle", "open"):
+        recorded.call(call_start(name), "hello")
+    recorded.call(call_start("untagged", tagged=False), "hello")
+    recorded.close("ended")
+    recorded.close("idle", ClosedBy.IDLE)
+    recorded.take_in()
+    writer = recorded.ingestion._calls
+    assert list(writer._sessions) == [recorded.session("open").key]
+    assert writer._remembered == sum(call.size for call in writer._sessions[recorded.session("open").key])

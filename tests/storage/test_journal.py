@@ -89,7 +89,7 @@ def test_a_torn_tail_ends_its_segment_alone(tmp_path: Path, left: int) -> None:
     dead.close()
     os.truncate(segment_path(tmp_path, 1), _HEADER + 5 + left)
     writer = JournalWriter(tmp_path)
-    assert writer.first_segment == 2
+    assert writer.segment == 2
     writer.append(Kind.END, name(2), b"next")
     assert payloads(JournalReader(tmp_path, writer)) == [b"whole", b"next"]
     writer.close()
@@ -123,6 +123,7 @@ def test_segments_roll_and_are_deleted(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_new_writer_never_takes_a_number_again(tmp_path: Path) -> None:
     first = JournalWriter(tmp_path)
+    first.append(Kind.END, name(1), b"")
     first.close()
     assert JournalWriter(tmp_path).segment == 2
     assert JournalWriter(tmp_path, after=7).segment == 8
@@ -203,14 +204,48 @@ def test_a_closed_journal_is_down(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(JournalDown, match="is closed"):
         writer.append(Kind.END, name(1), b"")
-    assert segments(tmp_path) == [1]
+    assert segments(tmp_path) == []
 
 
-def test_fsync_writes_the_same(tmp_path: Path) -> None:
-    writer = JournalWriter(tmp_path, fsync=True)
+def test_the_journal_is_for_its_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "journal"
+    writer = JournalWriter(folder)
     writer.append(Kind.START, name(1), b"kept")
-    assert payloads(JournalReader(tmp_path, writer)) == [b"kept"]
-    assert segment_path(tmp_path, 1).stat().st_mode & 0o777 == 0o600
+    paths = (folder.parent, folder, segment_path(folder, 1))
+    assert [path.stat().st_mode & 0o777 for path in paths] == [0o700, 0o700, 0o600]
+    writer.close()
+
+
+def test_a_writer_that_records_nothing_leaves_no_segment(tmp_path: Path) -> None:
+    for _ in range(3):
+        writer = JournalWriter(tmp_path)
+        reader = JournalReader(tmp_path, writer)
+        assert (writer.segment, reader.read(), segments(tmp_path)) == (1, [], [])
+        writer.close()
+
+
+def test_a_segment_that_could_not_be_begun_is_begun_later(tmp_path: Path) -> None:
+    folder, away = tmp_path / "journal", tmp_path / "away"
+    writer = JournalWriter(folder)
+    reader = JournalReader(folder, writer)
+    folder.rename(away)
+    with pytest.raises(JournalDown, match="No such file"):
+        writer.append(Kind.END, name(1), b"lost")
+    assert reader.read() == []
+    away.rename(folder)
+    writer.append(Kind.END, name(2), b"kept")
+    assert payloads(reader) == [b"kept"]
+    writer.close()
+
+
+def test_any_number_of_empty_segments_is_passed_over(tmp_path: Path) -> None:
+    for number in range(1, 2001):
+        segment_path(tmp_path, number).touch()
+    writer = JournalWriter(tmp_path)
+    reader = JournalReader(tmp_path, writer)
+    assert reader.read() == []
+    writer.append(Kind.END, name(1), b"behind them")
+    assert payloads(reader) == [b"behind them"]
     writer.close()
 
 

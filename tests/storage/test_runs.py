@@ -172,8 +172,9 @@ def test_the_trainer_says_what_it_does(db: Database) -> None:
     assert coordination.trainer(db) is None
     coordination.beat(db, 10.0)
     coordination.say(db, "scoring", "4 groups", "no judge")
-    coordination.set_next_cycle(db, 70.0)
-    coordination.beat(db, 12.0)
+    changes = db.conn.total_changes
+    coordination.beat(db, 12.0, 70.0)
+    assert db.conn.total_changes - changes == 1
     state = coordination.trainer(db)
     assert state is not None
     assert (state.heartbeat_at, state.next_cycle_at, state.doing, state.waits_for, state.problem) == (

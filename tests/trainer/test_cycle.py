@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from storage import coordination, groups, runs, sessions
+from storage.database import OperationalError
 from storage.states import ClosedBy, GroupState, RunState, SessionState
 from tests.storage.recorded import call_start, capture
 from tests.trainer.fake_judge import FakeJudge, by_length, says, scores, served
+from tests.trainer.loopback import FakeModels
 from tests.trainer.workshop import Workshop
 from trainer.cycle import NO_JUDGE
 from trainer.judge import Judge
@@ -65,6 +67,7 @@ def test_every_session_ends_somewhere(workshop: Workshop) -> None:
     dull = workshop.many([0.5] * 4, "dull", **new)
     judged = workshop.many([0.5, 0.75, 0.0, 1.0], "eval only", split="eval", **new)
     stale = workshop.closed("stale", reward=1.0, version=0)
+    mixed = workshop.closed("mixed", reward=1.0, version=0, pinned=2)
     greedy = workshop.closed("greedy", reward=1.0, tokens=capture([1], [2], temperature=0.0), **new)
     lost = workshop.closed(
         "lost", reward=1.0, tokens=b'{"reason":"beam search","prompts":[],"choices":[],"sampling":{}}'
@@ -78,10 +81,11 @@ def test_every_session_ends_somewhere(workshop: Workshop) -> None:
     assert run.state is RunState.SUCCEEDED
     assert [workshop.outcome(one) for one in good] == [("trained", None, run.id)] * 4
     assert [workshop.outcome(one) for one in judged] == [("evaluated", None, None)] * 4
-    reasons = [workshop.outcome(one) for one in (*dull[:1], stale, greedy, lost, wrong)]
-    assert [(outcome or ("",))[0] for outcome in reasons] == ["skipped"] * 5
+    reasons = [workshop.outcome(one) for one in (*dull[:1], stale, mixed, greedy, lost, wrong)]
+    assert [(outcome or ("",))[0] for outcome in reasons] == ["skipped"] * 6
     assert [(outcome or ("", ""))[1] for outcome in reasons] == [
         "no variance: best and worst reward differ by 0",
+        "stale: sampled 2 versions before the newest",
         "stale: sampled 2 versions before the newest",
         "nothing to train on: greedy: sampled at temperature 0, where nothing is explored",
         "stale: sampled 2 versions before the newest",
@@ -165,6 +169,47 @@ def test_a_judge_that_does_not_answer_is_asked_once_a_turn(workshop: Workshop, f
     assert [groups.get(workshop.db, group.id).state for group in waiting] == [GroupState.TRAINED] * 2
 
 
+@pytest.mark.parametrize("status", [429, 500, 504])
+def test_a_group_that_the_judge_cannot_answer_starves_nobody(
+    workshop: Workshop, fake: FakeJudge, judge: Judge, status: int
+) -> None:
+    stuck = workshop.group([workshop.closed("a"), workshop.closed("bb")])
+    cycle = workshop.cycle(judge, trainer={"groups": 9})
+    for turn in range(3):
+        assert groups.get(workshop.db, stuck.id).state is GroupState.READY
+        behind = workshop.group([workshop.closed(f"c{turn}"), workshop.closed(f"dd{turn}")])
+        fake.answers = [(status, "no"), says(scores(0, 1))]
+        cycle.turn()
+        assert groups.get(workshop.db, behind.id).state is GroupState.SCORED
+        assert f"answered with {status}: no" in (said(workshop).problem or "")
+    found = groups.get(workshop.db, stuck.id)
+    reason = f"judge failed: the judge at {fake.url}/chat/completions answered with {status}: no"
+    assert (found.state, found.reason) == (GroupState.SKIPPED, reason)
+    assert {workshop.outcome(member.session) for member in stuck.members} == {("skipped", reason, None)}
+
+
+def test_a_group_alone_that_the_judge_cannot_answer_ends(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
+    stuck = workshop.group([workshop.closed("a"), workshop.closed("bb")])
+    fake.answers = [(500, "no")]
+    cycle = workshop.cycle(judge)
+    for _ in range(3):
+        assert groups.get(workshop.db, stuck.id).state is GroupState.READY
+        cycle.turn()
+    assert groups.get(workshop.db, stuck.id).state is GroupState.SKIPPED
+
+
+def test_a_judge_that_answers_nobody_costs_no_group(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
+    waiting = [workshop.group([workshop.closed(f"a{n}"), workshop.closed(f"bb{n}")]) for n in range(2)]
+    fake.answers = [(503, "down for the night")]
+    cycle = workshop.cycle(judge)
+    for _ in range(5):
+        cycle.turn()
+    assert [groups.get(workshop.db, group.id).state for group in waiting] == [GroupState.READY] * 2
+    fake.answers = [says(scores(0, 1))]
+    cycle.turn()
+    assert [groups.get(workshop.db, group.id).state for group in waiting] == [GroupState.TRAINED] * 2
+
+
 def test_a_refused_group_does_not_stop_the_next(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
     first = workshop.group([workshop.closed("a"), workshop.closed("bb")])
     second = workshop.group([workshop.closed("c"), workshop.closed("dd")])
@@ -202,6 +247,65 @@ def test_a_request_trains_on_what_there_is(workshop: Workshop) -> None:
     assert (run.state, run.version) == (RunState.SUCCEEDED, 1)
 
 
+def test_a_request_for_one_scenario_forms_no_small_groups_elsewhere(workshop: Workshop) -> None:
+    workshop.many([0.0, 1.0], "asked")
+    others = workshop.many([0.0, 1.0], "other")
+    workshop.ask("asked")
+    workshop.cycle().turn()
+    assert states(workshop) == {"trained": 1}
+    assert [session.key for session in sessions.waiting(workshop.db)] == [other.key for other in others]
+
+
+def test_after_a_stop_nothing_new_begins(workshop: Workshop) -> None:
+    ready = workshop.group(workshop.many([0.0, 1.0]))
+    request = workshop.ask()
+    cycle = workshop.cycle()
+    cycle.stop()
+    cycle.turn()
+    assert groups.get(workshop.db, ready.id).state is GroupState.READY
+    assert (workshop.all_runs(), [asked.id for asked in runs.requests(workshop.db)]) == ([], [request.id])
+
+
+def test_without_weights_no_run_begins_by_itself(workshop: Workshop, models: FakeModels) -> None:
+    workshop.many([0.0, 0.5, 0.75, 1.0])
+    models.status = 503
+    cycle = workshop.cycle()
+    for _ in range(2):
+        cycle.turn()
+    assert (workshop.all_runs(), states(workshop)) == ([], {"scored": 1})
+    assert "does not tell where its weights lie" in (said(workshop).problem or "")
+    request = workshop.ask()
+    cycle.turn()
+    assert runs.get(workshop.db, request.id).state is RunState.FAILED, "whoever asks is told"
+    models.status = 200
+    cycle.turn()
+    assert (states(workshop), said(workshop).problem) == ({"trained": 1}, None)
+
+
+def test_a_commit_that_fails_after_the_publication_is_made_up_for(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = workshop.many([0.0, 0.5, 0.75, 1.0])
+    cycle = workshop.cycle()
+
+    def full(*_: object, **__: object) -> None:
+        raise OperationalError("database or disk is full")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(sessions, "set_outcome", full)
+        with pytest.raises(OperationalError):
+            cycle.turn()
+        with pytest.raises(OperationalError):
+            cycle.turn()
+    (run,) = workshop.all_runs()
+    assert (run.state, states(workshop)) == (RunState.RUNNING, {"scored": 1})
+    cycle.turn()
+    (run,) = workshop.all_runs()
+    assert (run.state, run.version) == (RunState.SUCCEEDED, 1)
+    assert [workshop.outcome(member) for member in members] == [("trained", None, run.id)] * 4
+    assert len(workshop.worker.jobs) == 1
+
+
 def test_requests_are_carried_out_one_after_another(workshop: Workshop) -> None:
     workshop.many([0.0, 1.0])
     first, second, third = workshop.ask(loss="ppo"), workshop.ask(), workshop.ask()
@@ -234,10 +338,24 @@ def test_a_run_starts_by_itself_when_enough_groups_are_scored(workshop: Workshop
 def test_an_overdue_group_starts_a_run(workshop: Workshop) -> None:
     group = {"size": 4, "min_size": 2, "max_wait": 0.05}
     workshop.many([0.0, 1.0])  # closed long ago
-    workshop.cycle(group=group, trainer={"groups": 9}).form(asked=False)
+    workshop.cycle(group=group, trainer={"groups": 9}).form()
     time.sleep(0.06)
     workshop.cycle(group=group, trainer={"groups": 9}).turn()
     assert states(workshop) == {"trained": 1}
+
+
+def test_a_batch_that_always_fails_is_given_up(workshop: Workshop) -> None:
+    workshop.worker.plan = ["failed"] * 4
+    members = workshop.many([0.0, 0.5, 0.75, 1.0])
+    cycle = workshop.cycle()
+    for _ in range(3):
+        assert states(workshop) != {"skipped": 1}
+        cycle.turn()
+    last = workshop.all_runs()[-1]
+    reason = "3 runs failed with it: the loss is not a number"
+    assert [workshop.outcome(member) for member in members] == [("skipped", reason, last.id)] * 4
+    cycle.turn()
+    assert (len(workshop.all_runs()), states(workshop)) == (3, {"skipped": 1})
 
 
 def test_after_a_failed_run_the_next_turn_tries_again(workshop: Workshop) -> None:

@@ -61,7 +61,7 @@ def session(scenario: str = "task", owner: str = "default", split: str = "train"
 )
 def test_sizes(waiting: int, asked: bool, age: float, sizes: list[int]) -> None:
     sessions = [session(age=age) for _ in range(waiting)]
-    groups = choose(sessions, SETTINGS, NOW, asked=asked)
+    groups = choose(sessions, SETTINGS, NOW, asked={None} if asked else ())
     assert [len(group) for group in groups] == sizes
     taken = [member for group in groups for member in group]
     assert taken == sessions[: len(taken)], "the oldest go first"
@@ -69,16 +69,23 @@ def test_sizes(waiting: int, asked: bool, age: float, sizes: list[int]) -> None:
 
 def test_the_oldest_of_those_that_are_left_decides() -> None:
     old, young = [session(age=200.0) for _ in range(4)], [session(age=50.0) for _ in range(3)]
-    assert choose(old + young, SETTINGS, NOW, asked=False) == [old]
+    assert choose(old + young, SETTINGS, NOW) == [old]
     young[0] = session(age=100.0)
-    assert choose(old + young, SETTINGS, NOW, asked=False) == [old, young]
+    assert choose(old + young, SETTINGS, NOW) == [old, young]
 
 
 def test_scenarios_take_turns() -> None:
     many = [session("a") for _ in range(12)]
     few = [session("b") for _ in range(4)]
-    groups = choose(many + few, SETTINGS, NOW, asked=False)
+    groups = choose(many + few, SETTINGS, NOW)
     assert [group[0].scenario for group in groups] == ["a", "b", "a", "a"]
+
+
+def test_a_request_for_one_scenario_leaves_the_others_alone() -> None:
+    waiting = [session(scenario) for _ in range(3) for scenario in ("a", "b", "c")]
+    for asked, formed in (({"a"}, ["a"]), ({"a", "c"}, ["a", "c"]), ({"a", None}, ["a", "b", "c"]), (set(), [])):
+        found = choose(waiting, SETTINGS, NOW, asked=asked)
+        assert [group[0].scenario for group in found] == formed
 
 
 def test_what_does_not_belong_together_is_never_mixed() -> None:
@@ -89,8 +96,8 @@ def test_what_does_not_belong_together_is_never_mixed() -> None:
         for owner in ("one", "two")
         for split in ("train", "eval")
     ]
-    assert choose(mixed, SETTINGS, NOW, asked=False) == []
-    groups = choose(mixed, SETTINGS, NOW, asked=True)
+    assert choose(mixed, SETTINGS, NOW) == []
+    groups = choose(mixed, SETTINGS, NOW, asked={None})
     assert [len(group) for group in groups] == [3] * 8
     assert all(len({(s.owner, s.scenario, s.split) for s in group}) == 1 for group in groups)
 
@@ -106,7 +113,9 @@ def test_what_does_not_belong_together_is_never_mixed() -> None:
 )
 def test_any_crowd(crowd: list[tuple[str, str, str, float]], asked: bool, size: int, min_size: int) -> None:
     waiting = sorted((session(*one) for one in crowd), key=lambda s: s.closed_at or 0.0)
-    groups = choose(waiting, GroupSettings(size=size, min_size=min_size, max_wait=100.0), NOW, asked=asked)
+    groups = choose(
+        waiting, GroupSettings(size=size, min_size=min_size, max_wait=100.0), NOW, asked={None} if asked else ()
+    )
     taken = [member.key for group in groups for member in group]
     assert len(set(taken)) == len(taken)
     for group in groups:

@@ -4,10 +4,12 @@ import socket
 import threading
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from tests.trainer.fake_judge import Answer, FakeJudge, says, served
-from trainer.errors import JudgeRefused, JudgeUnreachable
+from trainer import judge as judges
+from trainer.errors import JudgeRefused, JudgeSilent, JudgeUnreachable
 from trainer.judge import Judge, Reply
 
 SCHEMA = {"type": "object"}
@@ -57,10 +59,25 @@ def test_a_judge_that_counts_no_tokens(fake: FakeJudge, usage: object) -> None:
     assert reply.tokens == 0
 
 
-@pytest.mark.parametrize("status", [301, 307, 401, 402, 403, 404, 405, 408, 409, 429, 500, 502, 503, 529])
-def test_what_passes_or_needs_a_person_lets_the_group_wait(fake: FakeJudge, status: int) -> None:
+@pytest.mark.parametrize("status", [301, 307, 401, 402, 403, 404, 405, 409])
+def test_what_needs_a_person_lets_all_groups_wait(fake: FakeJudge, status: int) -> None:
     with pytest.raises(JudgeUnreachable, match=f"answered with {status}: no, sorry; groups wait; check SLIPSTREAM"):
         ask(fake, (status, "no, sorry"))
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 529])
+def test_what_passes_lets_the_group_wait(fake: FakeJudge, status: int) -> None:
+    with pytest.raises(JudgeSilent, match=f"answered with {status}: no, sorry"):
+        ask(fake, (status, "no, sorry"))
+
+
+def test_a_judge_that_thinks_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judges, "_TIMEOUT", httpx.Timeout(0.2))
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # the kernel accepts, nobody answers
+        judge = Judge(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "judge-1", None)
+        with pytest.raises(JudgeSilent, match=r"gave no answer in 0\.2 s"):
+            judge.ask(ASK, SCHEMA)
+        judge.close()
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage import coordination, groups
+from storage import coordination, groups, runs
 from storage.states import RunState
 from tests.trainer.fake_judge import FakeJudge, by_length, served
 from tests.trainer.workshop import Workshop
@@ -105,6 +105,16 @@ def test_a_stop_ends_the_run_and_its_groups_wait(workshop: Workshop) -> None:
     assert groups.states(workshop.db) == {"trained": 1}
 
 
+def test_a_stop_leaves_what_was_not_begun_as_it_was(workshop: Workshop) -> None:
+    workshop.many([0.0, 1.0])
+    first, second = workshop.ask(), workshop.ask()
+    with running(workshop, "sleep"):
+        eventually(lambda: [run.state for run in workshop.all_runs()] == [RunState.RUNNING])
+    (run,) = workshop.all_runs()
+    assert (run.id, run.state) == (first.id, RunState.FAILED)
+    assert [asked.id for asked in runs.requests(workshop.db)] == [second.id]
+
+
 def test_a_cycle_that_fails_is_said_and_the_heart_beats_on(workshop: Workshop) -> None:
     workshop.many([0.0, 0.5, 0.75, 1.0])
     with running(workshop, "garbage"):
@@ -129,7 +139,8 @@ def test_one_trainer_on_a_data_folder(workshop: Workshop, tmp_path: Path) -> Non
     with only_one(settings):
         with pytest.raises(AlreadyRunning, match=f"another trainer works on {workshop.folder}: stop it first"):
             only_one(settings).__enter__()
-        with only_one(workshop.settings(data=tmp_path / "elsewhere")):
+        with only_one(workshop.settings(data=tmp_path / "else" / "where")):
             pass
+        assert [path.stat().st_mode & 0o777 for path in (tmp_path / "else", tmp_path / "else" / "where")] == [0o700] * 2
     with only_one(settings):
         pass

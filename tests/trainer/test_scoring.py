@@ -11,7 +11,7 @@ from tests.storage.recorded import a_reward, call_start, capture
 from tests.trainer.fake_judge import FakeJudge, by_length, says, scores, served
 from tests.trainer.workshop import Workshop
 from trainer import scoring
-from trainer.errors import JudgeUnreachable
+from trainer.errors import JudgeSilent
 from trainer.judge import Judge
 
 SPREAD = 0.05
@@ -54,6 +54,22 @@ def test_the_last_reward_counts(workshop: Workshop) -> None:
     group = workshop.group(members)
     assert scoring.score(workshop.db, group, None, SPREAD)
     assert rewards(workshop, group.id) == [0.75, 1.0]
+
+
+def test_only_rewards_of_the_plain_name_count(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
+    members = workshop.many([0.25, 1.0])
+    other = workshop.closed("other", scenario="task")
+    for session in (members[0], other):
+        workshop.reward(a_reward(session.session_id, 99.0, name="style"))
+    workshop.take_in()
+    group = workshop.group(members)
+    assert scoring.score(workshop.db, group, None, SPREAD)
+    assert rewards(workshop, group.id) == [0.25, 1.0], "a later one of another name changes nothing"
+    without = workshop.group([other, *workshop.many([1.0])])
+    assert not scoring.score(workshop.db, without, None, SPREAD), "it counts as having none"
+    fake.decide = by_length
+    assert scoring.score(workshop.db, without, judge, SPREAD)
+    assert state(workshop, without.id)[2] == "judge-1"
 
 
 def test_where_one_has_none_the_judge_scores_all(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
@@ -133,7 +149,7 @@ def test_an_answer_that_cannot_be_used_skips_the_group(workshop: Workshop, fake:
 def test_a_judge_that_does_not_answer_lets_the_group_wait(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
     group = workshop.group(workshop.many([None, None]))
     fake.answers = [(503, "busy"), says(scores(0, 1))]
-    with pytest.raises(JudgeUnreachable, match="503"):
+    with pytest.raises(JudgeSilent, match="503"):
         scoring.score(workshop.db, group, judge, SPREAD)
     assert state(workshop, group.id)[0] is GroupState.READY
     assert scoring.score(workshop.db, group, judge, SPREAD)

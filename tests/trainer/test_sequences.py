@@ -26,13 +26,10 @@ def call(seq: int, prompt: Many[int], *choices: Choice, **changes: Any) -> Call:
     plain = Call(
         seq=seq,
         id=CallId(f"call {seq}"),
-        parent=None,
-        agent=None,
         version=VersionNumber(0),
         outcome=CallOutcome.COMPLETE,
         not_trainable=None,
         started_at=float(seq),
-        ended_at=float(seq) + 0.5,
         sampling=NEUTRAL,
         prompt_ids=tuple(prompt),
         choices=choices,
@@ -93,12 +90,16 @@ def test_of_several_answers_the_continued_one_is_trained() -> None:
     assert (ids(sequence), trained(sequence)) == ([10, 21, 30, 40], [21, 40])
 
 
-def test_at_the_end_all_answers_are_trained_and_the_history_once() -> None:
+def test_of_several_answers_at_the_end_none_is_trained() -> None:
+    """The judge sees but the first of them."""
     first = call(1, [10], choice([20]))
     last = call(2, [10, 20, 30], choice([40], index=0), choice([41], index=1))
-    one, two = trajectory([first, last]).sequences
-    assert (ids(one), trained(one)) == ([10, 20, 30, 40], [20, 40])
-    assert (ids(two), trained(two)) == ([10, 20, 30, 41], [41])
+    found = trajectory([first, last])
+    assert [(ids(one), trained(one)) for one in found.sequences] == [([10, 20], [20])]
+    assert found.left_out == {"call 2": UNCLEAR}
+    assert found.last_call == 2
+    alone = trajectory([first, replace(last, choices=(choice([40], index=0), choice([], index=1)))])
+    assert [trained(one) for one in alone.sequences] == [[20, 40]], "only one says anything"
 
 
 def test_answers_that_nobody_continued_are_left_out_with_the_reason() -> None:
@@ -125,6 +126,8 @@ _REASONS: list[tuple[dict[str, Any], str | None]] = [
     ({"presence_penalty": 0.5}, "sampled under presence_penalty"),
     ({"frequency_penalty": -0.5}, "sampled under frequency_penalty"),
     ({"repetition_penalty": 1.1}, "sampled under repetition_penalty"),
+    ({"min_tokens": 5}, "sampled under min_tokens"),
+    ({"min_tokens": 0}, None),
     ({"structured": True, "min_p": 0.1}, "sampled under a grammar, min_p"),
     ({"repetition_penalty": None, "min_p": None, "seed": 7, "n": 3}, None),
 ]
@@ -188,7 +191,7 @@ def _sessions(draw: st.DrawFn) -> _Session:
 
 
 def _effective(calls: list[Call]) -> dict[float, tuple[int, ...]]:
-    """The design's own words: a choice counts when it was the only one, was continued, or is final."""
+    """A choice counts when it was the only one, or was continued."""
     effective = {}
     for place, asked in enumerate(calls):
         later = [after.prompt_ids for after in calls[place + 1 :]]
@@ -196,7 +199,7 @@ def _effective(calls: list[Call]) -> dict[float, tuple[int, ...]]:
         for one in said:
             whole = asked.prompt_ids + one.ids
             continued = any(prompt[: len(whole)] == whole for prompt in later)
-            if len(said) == 1 or continued or not later:
+            if len(said) == 1 or continued:
                 for place_in, logprob in enumerate(one.logprobs):
                     effective[logprob] = asked.prompt_ids + one.ids[: place_in + 1]
     return effective

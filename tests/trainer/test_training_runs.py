@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from storage import groups, runs
+from storage import groups, runs, sessions
 from storage.states import GroupState, RunState
 from storage.types import Group, RunId
 from tests.storage.recorded import call_start, capture
@@ -128,6 +128,31 @@ def test_a_version_that_was_published_before_the_crash_is_adopted(workshop: Work
     assert len(workshop.all_runs()) == 1
 
 
+def test_a_version_whose_groups_another_run_trained_is_removed(workshop: Workshop) -> None:
+    group = killed(workshop, "died late")
+    # As an older trainer did: it began the next run before it settled the last one.
+    other = workshop.training().carry_out(workshop.ask())
+    assert other.state is RunState.SUCCEEDED
+    workshop.training().adopt()
+    first, second = workshop.all_runs()
+    assert (first.state, second.state) == (RunState.FAILED, RunState.SUCCEEDED)
+    assert first.reason == "its groups were trained or skipped without it: what it published was removed"
+    assert {workshop.outcome(member.session) for member in group.members} == {("trained", None, other.id)}
+    assert [path.name for path in (workshop.folder / "adapters").iterdir()] == ["policy@2"]
+
+
+def test_a_trainer_that_is_stopped_again_and_again_loses_no_group(workshop: Workshop) -> None:
+    group = killed(workshop, "died early")
+    for _ in range(4):
+        workshop.training().adopt()
+        workshop.worker.plan = ["died early"]
+        with pytest.raises(Died):
+            workshop.training().carry_out(workshop.ask())
+    workshop.training().adopt()
+    assert [run.state for run in workshop.all_runs()] == [RunState.FAILED] * 5
+    assert state(workshop, group) is GroupState.SCORED
+
+
 def test_a_crash_before_the_publication_fails_the_run_and_keeps_its_groups(workshop: Workshop) -> None:
     group = killed(workshop, "died early")
     workshop.training().adopt()
@@ -207,7 +232,9 @@ def test_a_group_that_became_stale_is_skipped(workshop: Workshop) -> None:
     assert (run.state, run.version, run.parent) == (RunState.SUCCEEDED, 3, 2)
     assert (state(workshop, stale), state(workshop, fresh)) == (GroupState.SKIPPED, GroupState.TRAINED)
     reason = "stale: sampled 2 versions before the newest"
-    assert {workshop.outcome(member.session) for member in stale.members} == {("skipped", reason, None)}
+    assert {workshop.outcome(member.session) for member in stale.members} == {("skipped", reason, run.id)}
+    skipped = sessions.skipped_by_run(workshop.db, run.id)
+    assert [(row["episode"], row["reason"]) for row in skipped] == [(1, reason)] * 2
 
 
 def test_a_job_that_cannot_be_written_fails_the_run(workshop: Workshop) -> None:

@@ -52,6 +52,7 @@ class Engine:
 
     closed = 0
     seen: Params | None = None
+    model_config = SimpleNamespace(logprobs_mode="processed_logprobs", logits_processors=None)
 
     async def generate(self, prompt: Any, sampling_params: Params, request_id: str) -> AsyncGenerator[Any, None]:
         Engine.seen = sampling_params

@@ -75,6 +75,15 @@ def test_no_mark_and_two_marks_are_none() -> None:
     assert read_mark([(b"x-slipstream", GOOD.encode())] * 2, SECRET.encode()) is None
 
 
+async def test_a_server_with_raw_logprobs_is_not_trainable(application: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application.engine.model_config, "logprobs_mode", "raw_logprobs")
+    _, frame, body = await ask(application, GOOD)
+    payload = frame_of(frame)
+    assert payload["reason"] == "the server runs without --logprobs-mode processed_logprobs"
+    assert payload["choices"] == []
+    assert json.loads(body["body"])["model"] == "gpt-4o"
+
+
 async def test_a_plain_response_begins_with_the_capture(application: Any) -> None:
     application.params.n = 2
     start, frame, body = await ask(application, GOOD)
