@@ -114,7 +114,10 @@ class Upstreams:
             upstream.late_checks += 1
             late = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
             if not late or upstream.problem is not None or upstream.late_checks > _LATE_CHECKS:
-                upstream.problem = f"vLLM does not answer ({_short(error)}): is it running at this address?"
+                upstream.problem = (
+                    f"vLLM does not answer ({_short(error)}): is it running at this address? "
+                    f"(One that `serve` starts needs about a minute.)"
+                )
                 upstream.serves.clear()
             return
         upstream.late_checks = 0

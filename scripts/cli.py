@@ -61,6 +61,7 @@ def serve() -> None:
         _fail(str(error))
     finally:
         services.stop()
+        console.print("stopped")
 
 
 @app.command()
@@ -109,7 +110,7 @@ def trainer() -> None:
 @app.command()
 def demo(
     scenario: Annotated[demo_module.Task, typer.Option(help="The demo agent's task.")] = demo_module.Task.WORDS,
-    steps: Annotated[int, typer.Option(min=3, help="Rounds of work, each followed by a training run.")] = 16,
+    steps: Annotated[int, typer.Option(min=3, help="Rounds of work, with a training run between two.")] = 16,
     model: Annotated[str | None, typer.Option(help="A Hugging Face name or a folder.")] = None,
     control: Annotated[
         demo_module.Control, typer.Option(help="`shuffle` deals the rewards out at random: nothing may be learned.")

@@ -65,6 +65,7 @@ def in_terminal(attempts: Sequence[Attempt]) -> str:
     plotext.plot_size(72, 15)
     plotext.plot(list(range(1, len(values) + 1)), values, marker="braille")
     plotext.ylim(0, 1)
+    plotext.yticks([0, 0.25, 0.5, 0.75, 1])
     plotext.xticks(range(1, len(values) + 1))
     plotext.title("mean true reward per step")
     return str(plotext.uncolorize(plotext.build()))
@@ -81,9 +82,15 @@ def save_png(attempts: Sequence[Attempt], title: str, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 3.6), dpi=120)
     for scenario in sorted({a.scenario for a in attempts}):
         of_scenario = [a for a in attempts if a.scenario == scenario]
-        axes.plot(steps, means(of_scenario), color="#9db4c0", linewidth=0.8)
-    axes.plot(steps, values, color="#14506b", linewidth=2.2, marker="o", markersize=3.5)
-    axes.set(xlabel="step (8 sessions a scenario, then one training run)", ylabel="mean true reward", ylim=(0, 1))
+        axes.plot(steps, means(of_scenario), color="#9db4c0", linewidth=0.8, label="_")
+    axes.plot(steps, values, color="#14506b", linewidth=2.2, marker="o", markersize=3.5, label="all scenarios")
+    axes.plot([], [], color="#9db4c0", linewidth=0.8, label="each scenario")
+    axes.legend(loc="upper left", fontsize=8, frameon=False)
+    axes.set(
+        xlabel="step (a training run between two)",
+        ylabel="mean true reward",
+        ylim=(0, 1),
+    )
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.25)
     figure.tight_layout()

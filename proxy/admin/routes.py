@@ -159,8 +159,9 @@ class TrainBody(BaseModel):
 
 
 @admin_router.post("/train", status_code=202)
-async def train(context: Here, body: TrainBody) -> JSONResponse:
-    """Ask for a run now, with the groups that there are."""
+async def train(context: Here, body: TrainBody | None = None) -> JSONResponse:
+    """Ask for a run now, with the groups that there are. Without a body: of all scenarios, with the usual settings."""
+    body = body or TrainBody()
     trainer = await anyio.to_thread.run_sync(lambda: coordination.trainer(context.db))
     if not trainer_alive(trainer):
         raise HTTPException(503, NO_TRAINER)

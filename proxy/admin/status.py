@@ -9,6 +9,7 @@ from typing import Any
 from proxy.admin.context import Context
 from proxy.upstreams import Upstream
 from storage import coordination, groups, runs, sessions, versions
+from storage.states import VersionState
 from storage.types import BASE, version_name
 
 NO_TRAINER = "the trainer does not run: start it with `slipstream trainer` or ./scripts/serve"
@@ -96,6 +97,10 @@ def _warnings(context: Context) -> list[str]:
     bare = sessions.count_skipped(context.db, sessions.NO_SCENARIO)
     if bare:
         warnings.append(f"{bare} sessions came without X-Scenario-Id: nothing can be compared with them")
+    for version in versions.all_versions(context.db):
+        if version.state is VersionState.REJECTED and version.number > context.policy.live():
+            name = version_name(context.settings.policy, version.number)
+            warnings.append(f"{name} was trained and rejected, agents do not get it: {version.reason}")
     if context.policy.live() == BASE and context.upstreams.all and not versions.newest_number(context.db):
         warnings.append("no version has been trained yet: agents get the base model")
     return warnings

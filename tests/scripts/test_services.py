@@ -8,28 +8,30 @@ import pytest
 from scripts import services, small_model
 from scripts.services import CannotStart, find_model, require_free_port
 
+LOG = Path("model.log")
+
 
 def test_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     with pytest.raises(CannotStart, match=r"model holds no config\.json: it is not a Hugging Face model folder"):
-        find_model(str(folder), print)
+        find_model(str(folder), print, LOG)
     (folder / "config.json").write_text("{}")
-    assert find_model(str(folder), print) == str(folder)
+    assert find_model(str(folder), print, LOG) == str(folder)
     monkeypatch.chdir(tmp_path)
-    assert find_model("model", print) == str(folder)
+    assert find_model("model", print, LOG) == str(folder)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert find_model("~/model", print) == str(folder)
+    assert find_model("~/model", print, LOG) == str(folder)
 
 
 def test_a_hubs_name_is_left_to_vllm() -> None:
-    assert find_model("Qwen/Qwen3-0.6B", print) == "Qwen/Qwen3-0.6B"
+    assert find_model("Qwen/Qwen3-0.6B", print, LOG) == "Qwen/Qwen3-0.6B"
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./missing", "../up", "missing", "a/b/c", "", "org/"])
 def test_what_is_neither_is_refused(name: str) -> None:
     with pytest.raises(CannotStart, match=r"there is no model .*: give a folder that exists, or a hub's name"):
-        find_model(name, print)
+        find_model(name, print, LOG)
 
 
 def test_without_a_name_it_is_the_small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +40,7 @@ def test_without_a_name_it_is_the_small_model(tmp_path: Path, monkeypatch: pytes
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     told: list[str] = []
-    assert find_model(None, told.append) == str(folder)
+    assert find_model(None, told.append, LOG) == str(folder)
     assert told == [], "it is there already"
 
 
