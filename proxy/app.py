@@ -44,8 +44,6 @@ class App:
             docs_url="/admin/docs",
             openapi_url="/admin/openapi.json",
             redoc_url=None,
-            # What curl sends with `-d` is read, too; the admin key keeps other sites' pages out.
-            strict_content_type=False,
             lifespan=self._lifespan,
         )
         self.fastapi.include_router(open_router)

@@ -120,7 +120,7 @@ class RunningProxy:
         return self.answer(path, method, **options).json()
 
     def answer(self, path: str, method: str = "GET", **options: Any) -> httpx.Response:
-        headers = {"authorization": f"Bearer {ADMIN_KEY}", **options.pop("headers", {})}
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         return self.client.request(method, f"/admin/{path}", headers=headers, **options)
 
     def status(self) -> dict[str, Any]:
