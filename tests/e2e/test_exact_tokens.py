@@ -25,7 +25,7 @@ from trainer.jobs import SCORES, Job, Parent
 from trainer.sequences import trajectory
 from trainer.worker import UpdateWorker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 MEAN_ABSOLUTE, MEAN, TOKENS, FAR = 0.08, 0.01, 500, 0.15
 

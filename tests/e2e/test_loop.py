@@ -12,7 +12,7 @@ from tests.e2e.judge import REWARDED, prompt
 from tests.e2e.service import Service
 from tests.e2e.training import ROUNDS, play_round
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 Runs = list[dict[str, Any]]
 
