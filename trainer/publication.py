@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trainer.errors import UpdateFailed
+from trainer.errors import JobInvalid, UpdateFailed
 from trainer.jobs import UpdateSettings
 
 MANIFEST = "manifest.json"
@@ -69,6 +69,19 @@ def published(target: Path, run: str) -> Manifest | None:
     if manifest.run != run:
         raise UpdateFailed(f"{target} exists already, made by the run {manifest.run}")
     return manifest
+
+
+def require_base(adapter: Path, fingerprint: str) -> None:
+    """A policy is bound to its base model. An adapter without a manifest says nothing of its own.
+
+    Raises ``JobInvalid`` when the adapter was trained on another one than that of ``fingerprint``.
+    """
+    path = adapter / MANIFEST
+    if path.exists() and Manifest.model_validate_json(path.read_bytes()).base_fingerprint != fingerprint:
+        raise JobInvalid(
+            f"the parent adapter {adapter} was trained on another base model than the one that vLLM serves now: "
+            f"serve that model again, or begin a policy with a new SLIPSTREAM_POLICY or SLIPSTREAM_DATA"
+        )
 
 
 @contextmanager

@@ -12,13 +12,13 @@ import torch
 from safetensors.numpy import save_file
 
 from trainer.batches import Batch
-from trainer.errors import JobInvalid, TrainerError
+from trainer.errors import TrainerError
 from trainer.fingerprints import base_fingerprint, file_sha256
 from trainer.jobs import BATCH, SCORES, Job
 from trainer.layouts import layouts, targets
 from trainer.policy_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PolicyModel, Shape
 from trainer.probe import Probe
-from trainer.publication import MANIFEST, Manifest, ProbeRow, publication, published
+from trainer.publication import MANIFEST, Manifest, ProbeRow, publication, published, require_base
 from trainer.training import OPTIMIZER, Training, shape_metrics
 
 
@@ -59,7 +59,7 @@ class Worker:
         if job.parent.adapter is None:
             self._model.reset_adapter(seed=job.version)
         else:
-            _check_base(job.parent.adapter, base_fingerprint(self._model.folder))
+            require_base(job.parent.adapter, base_fingerprint(self._model.folder))
             self._model.load_adapter(job.parent.adapter, seed=job.version)
         self._progress("load", 1, 1)
         return self._model
@@ -131,13 +131,3 @@ class Worker:
 
     def _progress(self, stage: str, done: int, of: int) -> None:
         self._emit({"event": "progress", "run": self.current, "stage": stage, "done": done, "of": of})
-
-
-def _check_base(adapter: Path, fingerprint: str) -> None:
-    """A policy is bound to its base model. An adapter without a manifest says nothing of its own."""
-    path = adapter / MANIFEST
-    if path.exists() and Manifest.model_validate_json(path.read_bytes()).base_fingerprint != fingerprint:
-        raise JobInvalid(
-            f"the parent adapter {adapter} was trained on another base model than the one that vLLM serves now: "
-            f"serve that model again, or begin a policy with a new SLIPSTREAM_POLICY or SLIPSTREAM_DATA"
-        )

@@ -20,7 +20,7 @@ from trainer.fingerprints import base_fingerprint
 from trainer.jobs import BATCH, Job, Parent, UpdateSettings
 from trainer.layouts import Layout, Targets
 from trainer.probe import MOST_ROW_TOKENS, MOST_TOKENS, Probe
-from trainer.publication import MANIFEST, Manifest, publication, published
+from trainer.publication import MANIFEST, Manifest, publication, published, require_base
 from trainer.training import Training
 from trainer.update import _in_words
 
@@ -56,6 +56,14 @@ def manifest(run: str) -> Manifest:
         metrics={"loss": 0.5},
         probe=[],
     )
+
+
+def test_a_policy_stays_with_its_base_model(tmp_path: Path) -> None:
+    require_base(tmp_path, "f")  # without a manifest it says nothing
+    (tmp_path / MANIFEST).write_text(manifest("r").model_dump_json())
+    require_base(tmp_path, "f")
+    with pytest.raises(JobInvalid, match="trained on another base model than the one that vLLM serves now"):
+        require_base(tmp_path, "g")
 
 
 def test_a_job_comes_back_as_it_was_written(tmp_path: Path) -> None:
