@@ -14,18 +14,20 @@ from typing import Any
 from tests.e2e.judge import REWARDED, prompt
 from tests.e2e.service import Service
 
-ROUNDS = 6
+ROUNDS = 12
 ATTEMPTS = 8
 
 
-def play(service: Service, choice: str, *, turns: int = 1, scenario: str | None = None) -> str:
+def play(service: Service, choice: str, *, turns: int = 1, evaluate: bool = False) -> str:
     """One session of an agent that knows the openai SDK and nothing else; returns its id."""
     session = f"{choice}-{uuid.uuid4()}"
     messages: list[Any] = []
     with service.agent() as client:
         for turn in range(turns):
             messages.append({"role": "user", "content": prompt(choice)})
-            headers = {"X-Session-Id": session, "X-Scenario-Id": scenario or f"{choice} {turns}"}
+            headers = {"X-Session-Id": session, "X-Scenario-Id": f"{choice} {turns}"}
+            if evaluate:
+                headers["X-Split"] = "eval"
             if turn == turns - 1:
                 headers["X-Session-End"] = "true"
             answer = client.chat.completions.create(
