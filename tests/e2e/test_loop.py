@@ -74,7 +74,7 @@ def test_the_database_tells_the_whole_story(service: Service, trained: Runs) -> 
     # Every session of the training ended somewhere, with its scores and the judge's reasons.
     lost = service.rows(
         "SELECT session_id FROM sessions LEFT JOIN outcomes ON session = key"
-        " WHERE scenario LIKE '% 1' AND state = 'closed' AND outcome IS NULL"
+        " WHERE split = 'train' AND scenario LIKE '% 1' AND state = 'closed' AND outcome IS NULL"
         " AND key NOT IN (SELECT session FROM group_members JOIN groups ON id = \"group\" WHERE groups.state = 'ready')"
     )
     few = [row["session_id"] for row in lost if not row["session_id"].startswith("up or down?")]
