@@ -14,7 +14,7 @@ from typing import Any
 from tests.e2e.judge import REWARDED, prompt
 from tests.e2e.service import Service
 
-ROUNDS = 12
+ROUNDS = 10
 ATTEMPTS = 8
 
 
