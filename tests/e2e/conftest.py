@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from scripts.services import MODELS
-from scripts.small_model import NAME, prepare
+from scripts.services import find_model
+from scripts.small_model import NAME
 from tests.e2e.adapters import random_adapter
 from tests.e2e.service import Service
 from tests.e2e.training import train
 
 
 @pytest.fixture(scope="session")
-def small_model() -> Path:
-    return prepare(MODELS / NAME)
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(find_model(None, print, tmp_path_factory.mktemp("model") / "model.log"))
 
 
 @pytest.fixture(scope="session")
