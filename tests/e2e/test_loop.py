@@ -110,6 +110,6 @@ def test_sessions_of_two_turns_are_trained_as_one_sequence(service: Service, tra
     )
     assert outcomes
     assert {row["outcome"] for row in outcomes} == {"trained"}
-    # One sequence each, not two: nothing of a first turn was trained again in a branch of its own. Now and then the model
-    # samples tokens that the tokenizer would not make of the same text; then the second turn is a branch indeed.
+    # One sequence each, not two: nothing of a first turn was trained again in a branch of its own. Now and then the
+    # model samples tokens that the tokenizer would not make of the same text: then the second turn is a branch indeed.
     assert len(outcomes) <= run["metrics"]["sequences"] <= 1.25 * len(outcomes)
