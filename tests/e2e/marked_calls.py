@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 
 NONCE = "0123456789abcdef" * 2
-TIMEOUT = 120.0
+TIMEOUT = 600.0
 
 Body = dict[str, Any]
 

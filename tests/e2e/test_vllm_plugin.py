@@ -4,8 +4,7 @@ import asyncio
 import itertools
 import json
 import re
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -91,30 +90,39 @@ async def _greedy(vllm: Server, name: str, question: str, stream: bool = False) 
 @asynccontextmanager
 async def _crowd(vllm: Server, names: list[str]) -> AsyncIterator[None]:
     """Long calls to the adapters under way, so that no short call of the base model has a batch for itself."""
-    body = chat("Tell me a long story.", max_tokens=1500, ignore_eos=True)
-    calls = [asyncio.create_task(captured(vllm, "/v1/chat/completions", body, name)) for name in names]
+    body = chat("Tell me a long story.", max_tokens=LONG, ignore_eos=True, stream=True)
+
+    async def one_after_another(name: str) -> None:
+        while True:
+            await captured(vllm, "/v1/chat/completions", body, name)
+
+    calls = [asyncio.create_task(one_after_another(name)) for name in names]
     try:
-        await _until_running(vllm, lambda count: count == len(calls))
+        await _until_running(vllm, len(calls))
         yield
-        assert not any(call.done() for call in calls)
+        assert not any(call.done() for call in calls), "a call of the crowd failed"
     finally:
         for call in calls:
             call.cancel()
-        # 1,500 tokens take a minute and more: none running after ten seconds is the cancellation at work.
-        await _until_running(vllm, lambda count: count == 0)
+        await asyncio.gather(*calls, return_exceptions=True)
+        await _until_running(vllm, 0)
 
 
-async def _until_running(vllm: Server, wanted: Callable[[float], bool]) -> None:
-    """Waits, ten seconds at most, for a number of generations inside vLLM."""
-    deadline = time.monotonic() + 10
+LONG = 1500
+"""Tokens of a call that nothing but a client's leaving ends early."""
+
+
+async def _metric(vllm: Server, name: str) -> float:
     async with httpx.AsyncClient(base_url=vllm.base_url, timeout=TIMEOUT) as client:
-        while True:
-            metrics = (await client.get("/metrics")).text
-            found = re.search(r"^vllm:num_requests_running\{[^}]*\} (\S+)$", metrics, re.M)
-            assert found is not None
-            if wanted(float(found[1])):
-                return
-            assert time.monotonic() < deadline, f"{found[1]} generations run in vLLM"
+        found = re.search(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", (await client.get("/metrics")).text, re.M)
+    assert found is not None, name
+    return float(found[1])
+
+
+async def _until_running(vllm: Server, wanted: int) -> None:
+    """Waits until so many generations run inside vLLM."""
+    async with asyncio.timeout(TIMEOUT):
+        while await _metric(vllm, "num_requests_running") != wanted:
             await asyncio.sleep(0.1)
 
 
@@ -346,10 +354,11 @@ async def test_an_error_before_any_token_carries_no_capture(vllm: Server, names:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_stops_the_engine(vllm: Server, names: list[str], stream: bool) -> None:
-    body = chat("Tell me a long story.", max_tokens=1500, stream=stream, ignore_eos=True)
-    await _until_running(vllm, lambda count: count == 0)
+    body = chat("Tell me a long story.", max_tokens=LONG, stream=stream, ignore_eos=True)
+    await _until_running(vllm, 0)
+    before = await _metric(vllm, "generation_tokens_total")
     leaving = asyncio.create_task(post(vllm, "/v1/chat/completions", body, mark_of(vllm, names[1])))
-    await _until_running(vllm, lambda count: count == 1)
-    await asyncio.sleep(0.5)
+    await _until_running(vllm, 1)
     leaving.cancel()
-    await _until_running(vllm, lambda count: count == 0)
+    await _until_running(vllm, 0)
+    assert await _metric(vllm, "generation_tokens_total") - before < LONG
