@@ -72,4 +72,10 @@ def sampling(request: dict[str, Any]) -> dict[str, Any]:
         "min_tokens": 0,
     }
     found = {name: request.get(name, value) for name, value in defaults.items()}
-    return {**found, "logit_bias": bool(request.get("logit_bias")), "structured": False, "logits_processors": False}
+    structured = (request.get("response_format") or {}).get("type") in ("json_object", "json_schema")
+    return {
+        **found,
+        "logit_bias": bool(request.get("logit_bias")),
+        "structured": structured,
+        "logits_processors": False,
+    }

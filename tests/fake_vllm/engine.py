@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fake_vllm import tokens
+from tests.fake_vllm import orders, tokens
 
 WEIGHTS = "adapter_model.safetensors"
 BASE_WEIGHTS = b"the base model"
@@ -61,15 +61,27 @@ def logprobs(weights: bytes, ids: Sequence[int]) -> list[float]:
 
 
 def answer(model: Model, request: dict[str, Any], index: int) -> Choice:
-    """Choice ``index`` of the model's answer: who answers, and to what; or a call of every tool that is offered."""
+    """Choice ``index`` of the model's answer: what the last message orders (see `tests.fake_vllm.orders`); else a call
+    of every tool that is offered, unless a tool's result was last; else who answers, and to what, or a value that fits
+    the schema that is asked for."""
     asked = tokens.text(request["messages"][-1])
-    calls: tuple[ToolCall, ...] = ()
-    content = f"{model.name} answers ({index}) “{asked[:60]}” — déjà vu, 日本 😀"
-    if request.get("tools") and request.get("tool_choice") != "none" and request["messages"][-1].get("role") != "tool":
-        calls = tuple(_call(tool, asked, index, number) for number, tool in enumerate(request["tools"]))
+    ordered = orders.read(asked)
+    calls: tuple[tuple[str, str], ...] = ()
+    if ordered is not None:
+        calls, content = ordered.calls, ordered.say or ""
+    elif (
+        request.get("tools") and request.get("tool_choice") != "none" and request["messages"][-1].get("role") != "tool"
+    ):
+        calls = tuple(_call(tool, asked) for tool in request["tools"])
         content = ""
-    text = content + "".join(tokens.call_text(call.name, call.arguments) for call in calls)
-    return _cut(model, request, Choice(index, content, calls, [*tokens.encode(text), tokens.CLOSE], [], "stop"))
+    elif (schema := _schema(request)) is not None:
+        content = json.dumps(orders.fitting(schema, asked), ensure_ascii=False)
+    else:
+        content = f"{model.name} answers ({index}) “{asked[:60]}” — déjà vu, 日本 😀"
+    before = tokens.prompt(request["messages"])
+    made = tuple(ToolCall(_call_id(before, index, number), *call) for number, call in enumerate(calls))
+    text = content + "".join(tokens.call_text(call.name, call.arguments) for call in made)
+    return _cut(model, request, Choice(index, content, made, [*tokens.encode(text), tokens.CLOSE], [], "stop"))
 
 
 def _cut(model: Model, request: dict[str, Any], choice: Choice) -> Choice:
@@ -88,6 +100,20 @@ def _cut(model: Model, request: dict[str, Any], choice: Choice) -> Choice:
     )
 
 
-def _call(tool: dict[str, Any], asked: str, index: int, number: int) -> ToolCall:
-    name = tool["function"]["name"]
-    return ToolCall(f"chatcmpl-tool-{index}-{number}", name, json.dumps({"input": asked[:40]}, ensure_ascii=False))
+def _call(tool: dict[str, Any], asked: str) -> tuple[str, str]:
+    function = tool["function"]
+    return function["name"], orders.arguments(function.get("parameters"), asked)
+
+
+def _call_id(before: Sequence[int], index: int, number: int) -> str:
+    """An id that no other call of the conversation has."""
+    found = hashlib.sha256(f"{list(before)} {index} {number}".encode()).hexdigest()
+    return f"chatcmpl-tool-{found[:32]}"
+
+
+def _schema(request: dict[str, Any]) -> Any:
+    """The schema that the answer must fit; None where any text will do."""
+    asked = request.get("response_format")
+    if not isinstance(asked, dict) or asked.get("type") != "json_schema":
+        return None
+    return (asked.get("json_schema") or {}).get("schema")
