@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -82,9 +83,9 @@ class App:
         upstream_key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
         upstreams = Upstreams(settings.upstream, secrets.plugin_secret(settings.data), upstream_key, settings.model)
         # One connection each for the event loop and for the loop of the versions, which works in threads.
-        db, versions_db = Database(settings.data, checkpoints=True), Database(settings.data, checkpoints=True)
+        db, versions_db = (Database(settings.data, checkpoints=True, durable=settings.fsync) for _ in range(2))
         after = db.number("SELECT segment FROM journal_position")
-        journal = JournalWriter(settings.journal, after=after)
+        journal = JournalWriter(settings.journal, after=after, fsync=os.fsync if settings.fsync else None)
         ingestion = Ingestion(settings.data, journal, read_call)
         ingestion.catch_up()
         ingestion.start()
@@ -117,7 +118,7 @@ class App:
 
 
 async def _look_after_sessions(table: SessionTable, recorder: Recorder, idle: float) -> None:
-    recorder.try_again()
+    await recorder.try_again()
     table.close_idle(time.time(), idle)
 
 

@@ -59,9 +59,14 @@ class ClientApi:
             raise NoSuchPath(f"{scope['method']} {scope['path']} is not served here")
         identity = Identity(DEFAULT_OWNER, check_tag("the session id", unquote(found[1])))
         if found[2] == "end":
-            return self._end(identity)
-        body = await read_body(receive)
-        return keep_reward(self._recorder, identity, _episode(scope), "client", parse_reward(body))
+            answer = self._end(identity)
+        else:
+            body = await read_body(receive)
+            answer = keep_reward(self._recorder, identity, _episode(scope), "client", parse_reward(body))
+        await self._recorder.settle()
+        if self._recorder.problem is not None:
+            raise NotServing(_NOT_RECORDED)
+        return answer
 
     def _models(self) -> dict[str, Any]:
         upstream = self._upstreams.choose("", None)
@@ -74,8 +79,6 @@ class ClientApi:
     def _end(self, identity: Identity) -> dict[str, Any]:
         if not self._table.end(identity, ClosedBy.ENDED, time.time()):
             raise NoSuchPath(f"there is no session {identity.session_id}")
-        if self._recorder.problem is not None:
-            raise NotServing(_NOT_RECORDED)
         return {"session": identity.session_id, "state": "closed"}
 
 

@@ -199,6 +199,7 @@ class Forward:
             response = await self._ask(exchange, scope, body)
         except (aiohttp.ClientError, OSError) as error:
             self._end(exchange, CallOutcome.UPSTREAM_ERROR, f"vLLM did not answer: {error}")
+            await exchange.recording.settle()
             fault = UpstreamUnreachable(f"vLLM at {exchange.upstream.url} does not answer: {error}")
             await respond_error(send, fault)
             return
@@ -245,6 +246,7 @@ class Forward:
         exchange.recording.piece(tail)
         exchange.held += tail
         self._finish(exchange)
+        await exchange.recording.settle()
         await self._send(exchange, send, {"type": "http.response.body", "body": exchange.held})
 
     async def _send_head(self, exchange: _Exchange, response: aiohttp.ClientResponse, send: Send) -> None:

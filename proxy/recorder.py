@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -17,12 +18,46 @@ _log = logging.getLogger("slipstream.recorder")
 class Recorder:
     def __init__(self, journal: JournalWriter) -> None:
         self._journal = journal
-        self.problem: str | None = None
-        """Why nothing is recorded at the moment, in words; None while recording works."""
+        self._down: str | None = None
+        self._unsynced: str | None = None
+        self._syncing: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+        """The sync that begins after `_syncing`: it is for all who ask meanwhile."""
         self.lost = 0
         """Calls that could not be recorded whole."""
         self._owed: dict[str, bytes] = {}
         """The end records of calls that broke off in the journal, by the calls' ids."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing is recorded at the moment, in words; None while recording works."""
+        return self._down or self._unsynced
+
+    async def settle(self) -> None:
+        """Return when all that was recorded until now is as safe as the settings ask: before anyone is told so.
+
+        Without ``fsync`` that is now. With it, one sync of the disk is for all calls that wait for it, in a thread.
+        A disk that fails stops no call: `problem` says so.
+        """
+        if not self._journal.durable:
+            return
+        if self._next is None:
+            self._next = asyncio.create_task(self._sync_after(self._syncing))
+        # A client that leaves cancels its own waiting, not that of the others.
+        await asyncio.shield(self._next)
+
+    async def _sync_after(self, running: asyncio.Task[None] | None) -> None:
+        if running is not None:
+            await asyncio.wait({running})
+        self._syncing, self._next = self._next, None
+        try:
+            await asyncio.to_thread(self._journal.sync)
+        except JournalDown as down:
+            if self._unsynced is None:
+                _log.error("recording would not survive a loss of power: %s", down)
+            self._unsynced = str(down)
+        else:
+            self._unsynced = None
 
     def start(self, start: CallStart, request: bytes) -> Recording:
         recording = Recording(self, start)
@@ -35,10 +70,11 @@ class Recorder:
     def reward(self, reward: Reward) -> bool:
         return self.append(Kind.REWARD, reward.id, pack_reward(reward))
 
-    def try_again(self) -> None:
+    async def try_again(self) -> None:
         """While recording is down: look whether it works again, with a piece of no call, which is passed over."""
         if self.problem is not None:
             self.append(Kind.PIECE, new_id())
+            await self.settle()
 
     def append(self, kind: Kind, record_id: str, *payload: bytes) -> bool:
         """Whether the record is in the journal."""
@@ -46,13 +82,13 @@ class Recorder:
             self._pay()
             self._journal.append(kind, record_id, *payload)
         except JournalDown as down:
-            if self.problem is None:
+            if self._down is None:
                 _log.error("recording is down: %s", down)
-            self.problem = str(down)
+            self._down = str(down)
             return False
-        if self.problem is not None:
+        if self._down is not None:
             _log.warning("recording works again")
-            self.problem = None
+            self._down = None
         return True
 
     def owe(self, call: str, end: bytes) -> None:
@@ -90,7 +126,11 @@ class Recording:
         self.append(Kind.CAPTURE, payload)
 
     def end(self, end: CallEnd) -> None:
+        """The call's end; its last byte may leave after `settle`."""
         self.append(Kind.END, pack_end(end))
+
+    async def settle(self) -> None:
+        await self._recorder.settle()
 
 
 def _broken_off() -> CallEnd:

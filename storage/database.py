@@ -27,10 +27,11 @@ Row = Any
 class Database:
     """A connection to `slipstream.db` in the data folder. Use one per thread.
 
-    Only the proxy checkpoints the WAL (``checkpoints=True``); see docs/architecture.md.
+    Only the proxy checkpoints the WAL (``checkpoints=True``); see docs/architecture.md. With ``durable`` what was
+    committed survives a loss of power.
     """
 
-    def __init__(self, folder: Path, *, checkpoints: bool = False) -> None:
+    def __init__(self, folder: Path, *, checkpoints: bool = False, durable: bool = False) -> None:
         _check_sqlite()
         make_private(folder)
         self.path = folder / FILE
@@ -44,7 +45,7 @@ class Database:
         with (folder / f".{FILE}.migrating").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.conn.execute("PRAGMA journal_mode = WAL")
-            self.conn.execute("PRAGMA synchronous = NORMAL")
+            self.conn.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self.conn.execute("PRAGMA foreign_keys = ON")
             if not checkpoints:
                 self.conn.execute("PRAGMA wal_autocheckpoint = 0")

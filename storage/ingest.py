@@ -47,7 +47,8 @@ class Ingestion:
     """Takes the journal into SQLite. `run_once` is the whole work; `start` runs it in a thread."""
 
     def __init__(self, folder: Path, writer: JournalWriter, read_call: ReadCall) -> None:
-        self._db = Database(folder, checkpoints=True)
+        # A segment is deleted when what was in it is in the database, which must then be as safe as it was there.
+        self._db = Database(folder, checkpoints=True, durable=writer.durable)
         self._writer = writer
         self._journal_folder = folder / "journal"
         self._reader = JournalReader(self._journal_folder, writer)

@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -73,16 +74,26 @@ class JournalWriter:
     Thread-safe. `append` raises `JournalDown` when the record could not be written whole; what was written
     of it is cut off again, so the next `append` may succeed (the disk has room again). A segment's file comes with
     its first record, so that a process that dies before it has recorded anything leaves none.
+
+    An append survives the death of the process. With ``fsync`` (`os.fsync`; tests give their own), `sync` makes it
+    survive a loss of power, too; without, `sync` does nothing.
     """
 
-    def __init__(self, folder: Path, *, after: int = 0) -> None:
+    def __init__(self, folder: Path, *, after: int = 0, fsync: Callable[[int], None] | None = None) -> None:
         make_private(folder)
         self._folder = folder
+        self._fsync = fsync
+        self._ended: list[int] = []
+        """Segments' files that are full, and not yet synced."""
+        self._begun = True
+        """A segment has begun since the folder was synced."""
         self._lock = threading.Lock()
         self.segment = max([after, *segments(folder)]) + 1
         self._file = -1
         """-1: not begun."""
         self._size = 0
+        self._spoiled = False
+        """Nothing more may be appended to the segment."""
         self._closed = False
         self.written = threading.Event()
         """Set after each append; the reader clears it."""
@@ -99,7 +110,7 @@ class JournalWriter:
             try:
                 if self._file < 0:
                     self._begin(self.segment)
-                elif self._size >= _SEGMENT_BYTES:
+                elif self._size >= _SEGMENT_BYTES or self._spoiled:
                     self._begin(self.segment + 1)
                 written = os.writev(self._file, [header, *payload])
                 if written != _HEADER.size + length:
@@ -116,7 +127,50 @@ class JournalWriter:
         try:
             os.ftruncate(self._file, self._size)
         except OSError:
-            self._size = _SEGMENT_BYTES
+            self._spoiled = True
+
+    @property
+    def durable(self) -> bool:
+        """Whether `sync` is to be called before anyone is told that a record is safe."""
+        return self._fsync is not None
+
+    def sync(self) -> None:
+        """Return when all that was appended before this call is on the disk. Blocks; call it in a thread.
+
+        Appends go on meanwhile. Raises `JournalDown` when the disk does not confirm; what was appended is still
+        read by the ingestion, and the next record begins a new segment, since a second fsync of the same file would
+        say nothing about what the first one could not write.
+        """
+        if self._fsync is None:
+            return
+        with self._lock:
+            # Copies, so that the writer may close its own meanwhile.
+            files = [*self._ended, *([os.dup(self._file)] if self._file >= 0 else [])]
+            segment, begun = self.segment, self._begun
+            self._ended, self._begun = [], False
+        try:
+            for file in files:
+                self._fsync(file)
+            if begun:
+                for folder in (self._folder, self._folder.parent):
+                    self._sync_folder(folder)
+        except OSError as error:
+            with self._lock:
+                self._begun = True
+                self._spoiled = self._spoiled or self.segment == segment
+            raise JournalDown(f"the disk of {self._folder} does not confirm what was written: {error}") from error
+        finally:
+            for file in files:
+                os.close(file)
+
+    def _sync_folder(self, folder: Path) -> None:
+        """The folder's entries, without which a new file is lost whatever is in it."""
+        assert self._fsync is not None
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._fsync(file)
+        finally:
+            os.close(file)
 
     @property
     def position(self) -> Position:
@@ -128,16 +182,20 @@ class JournalWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         file = os.open(segment_path(self._folder, segment), flags, 0o600)
         if self._file >= 0:
-            os.close(self._file)
-        self._file, self._size = file, 0
+            if self.durable:
+                self._ended.append(self._file)
+            else:
+                os.close(self._file)
+        self._file, self._size, self._spoiled = file, 0, False
         self.segment = segment
+        self._begun = True
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
+            for file in (*self._ended, *([self._file] if self._file >= 0 else [])):
+                os.close(file)
+            self._ended, self._file = [], -1
 
 
 class JournalReader:

@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     """The base model as vLLM names it. None: the one model that vLLM serves."""
     max_staleness: int = Field(4, ge=1)
     """How many updates a session's version may lie behind the newest and still be trained on."""
+    fsync: bool = False
+    """Whether what was acknowledged survives a loss of power, too, and not only the death of a process."""
 
     @field_validator("data")
     @classmethod

@@ -35,7 +35,7 @@ class Trainer:
     def __init__(self, settings: TrainerSettings, worker: UpdateWorker) -> None:
         self._settings = settings
         # The heartbeat and the watch must not wait for the cycle's transactions: one connection for each job.
-        self._db, self._beat_db, self._watch_db = (Database(settings.data) for _ in range(3))
+        self._db, self._beat_db, self._watch_db = (Database(settings.data, durable=settings.fsync) for _ in range(3))
         self._worker = worker
         training = TrainingRuns(self._db, settings, self._worker)
         coordination.beat(self._beat_db, time.time())

@@ -34,7 +34,7 @@ class Context:
     def db(self) -> Database:
         """The database connection of this thread."""
         if not hasattr(self._local, "db"):
-            self._local.db = Database(self.settings.data, checkpoints=True)
+            self._local.db = Database(self.settings.data, checkpoints=True, durable=self.settings.fsync)
         db: Database = self._local.db
         return db
 

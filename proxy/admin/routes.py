@@ -87,7 +87,9 @@ def reward_session(context: Here, session_id: str, body: RewardBody, episode: in
     identity = Identity(Owner("default"), session_id)
     _session(context, identity, episode)
     try:
-        return keep_reward(context.recorder, identity, episode, "admin", body)
+        kept = keep_reward(context.recorder, identity, episode, "admin", body)
+        anyio.from_thread.run(context.recorder.settle)
+        return kept
     except ProxyError as error:
         raise HTTPException(error.status, str(error)) from error
 

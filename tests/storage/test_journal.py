@@ -275,3 +275,40 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     assert found[: len(told)] == told
     assert len(found) - len(told) in (0, 1)
     writer.close()
+
+
+def test_a_full_segment_is_synced_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_SEGMENT_BYTES", 200)
+    synced: list[str] = []
+    writer = JournalWriter(tmp_path, fsync=lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().name))
+    writer.sync()
+    synced.clear()
+    for number in range(5):
+        writer.append(Kind.PIECE, name(number), b"x" * 55)  # two a segment
+    writer.sync()
+    assert synced == [f"{n:012d}.segment" for n in (1, 2, 3)] + [tmp_path.name, tmp_path.parent.name]
+    writer.append(Kind.PIECE, name(5), b"")
+    writer.sync()
+    assert synced[5:] == ["000000000003.segment"]
+    writer.close()
+
+
+def test_after_a_failed_sync_a_new_segment_begins(tmp_path: Path) -> None:
+    """A second fsync of the file would succeed, and say nothing about what the first could not write."""
+    fails = [True]
+
+    def fsync(file: int) -> None:
+        if fails.pop():
+            raise OSError(errno.EIO, "no more")
+
+    writer = JournalWriter(tmp_path, fsync=fsync)
+    reader = JournalReader(tmp_path, writer)
+    writer.append(Kind.START, name(1), b"unsure")
+    with pytest.raises(JournalDown, match="does not confirm"):
+        writer.sync()
+    writer.append(Kind.END, name(1), b"after")
+    assert segments(tmp_path) == [1, 2]
+    assert payloads(reader) == [b"unsure", b"after"]
+    fails += [False] * 4
+    writer.sync()
+    writer.close()
