@@ -39,6 +39,8 @@ class App:
     def __init__(self, settings: ProxySettings, *, step_seconds: float = _STEP_SECONDS) -> None:
         """``step_seconds`` lie between two looks at vLLM, at new versions and at idle sessions."""
         self.settings = settings
+        self.draining = False
+        """The process is stopping: calls under way end, new ones should go elsewhere."""
         self._step_seconds = step_seconds
         self.fastapi = FastAPI(
             title="Slipstream",
@@ -96,7 +98,9 @@ class App:
         await upstreams.check_all(settings.policy)
         self._forward = Forward(upstreams, policy, table, recorder, settings.alias)
         self._client_api = ClientApi(upstreams, table, recorder, settings.alias)
-        self.fastapi.state.context = Context(settings, admin_key, upstreams, policy, table, recorder, ingestion)
+        self.fastapi.state.context = Context(
+            settings, admin_key, upstreams, policy, table, recorder, ingestion, lambda: self.draining
+        )
         loops = [
             self._loop("sessions", lambda: _look_after_sessions(table, recorder, settings.session.idle)),
             self._loop("versions", lambda: _look_after_versions(upstreams, policy, table)),

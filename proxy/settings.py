@@ -26,6 +26,8 @@ class ProxySettings(Settings):
     """Names by which agents call the policy, comma between them; ``*`` is every name that vLLM does not serve."""
     admin_key: SecretStr | None = None
     """None: made at the first start and kept in ``admin.key`` in the data folder."""
+    drain: int = Field(30, ge=0)
+    """Seconds that calls under way have to end after SIGTERM; what is left then is cut off."""
     session: SessionSettings = SessionSettings()
 
     @field_validator("upstream", "alias", mode="before")

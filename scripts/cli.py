@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-import uvicorn
 from rich.console import Console
 
 from proxy.app import App
+from proxy.server import Server
 from proxy.settings import ProxySettings
 from scripts import demo as demo_module
 from scripts import known_settings
@@ -28,7 +28,6 @@ from trainer.settings import TrainerSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-_DRAIN_SECONDS = 30
 _LOG = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 S = TypeVar("S", ProxySettings, TrainerSettings)
@@ -73,21 +72,7 @@ def proxy() -> None:
         require_free_port(settings.host, settings.port)
     except CannotStart as error:
         _fail(str(error))
-    config = uvicorn.Config(
-        App(settings),
-        host=settings.host,
-        port=settings.port,
-        loop="uvloop",
-        http="httptools",
-        lifespan="on",
-        access_log=False,
-        log_config=None,
-        # vLLM's own headers of these names are passed on.
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=_DRAIN_SECONDS,
-    )
-    server = uvicorn.Server(config)
+    server = Server(App(settings))
     server.run()
     if not server.started:
         sys.exit(3)

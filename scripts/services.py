@@ -17,7 +17,7 @@ import httpx
 from proxy import secrets
 from proxy.settings import ProxySettings
 from scripts import small_model
-from scripts.supervisor import Part, Supervisor
+from scripts.supervisor import STOP_SECONDS, Part, Supervisor
 from scripts.vllm_server import VllmServer
 from storage.folders import make_private
 from trainer.settings import TrainerSettings
@@ -69,7 +69,9 @@ class Services:
         if not settings.upstream:
             self._start_vllm()
         for name in ("proxy", "trainer"):
-            self._supervisor.start(self._part(name, [sys.executable, "-m", "scripts.cli", name]))
+            part = self._part(name, [sys.executable, "-m", "scripts.cli", name])
+            part.patience = settings.drain + STOP_SECONDS
+            self._supervisor.start(part)
         self._wait_until_ready()
 
     def stop(self) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from storage.folders import make_private
 
 _PR_SET_PDEATHSIG = 1
-_STOP_SECONDS = 40.0
-"""Longer than the proxy takes to drain."""
+STOP_SECONDS = 40.0
+"""For a part that has nothing to drain."""
 _LONGEST_PAUSE = 30.0
 _STEADY_SECONDS = 60.0
 _WATCH_SECONDS = 0.5
@@ -34,7 +34,7 @@ class Part:
     command: list[str]
     environment: Mapping[str, str]
     log: Path
-    patience: float = _STOP_SECONDS
+    patience: float = STOP_SECONDS
     """Seconds that it has to end after SIGTERM."""
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0

@@ -26,6 +26,10 @@ _log = logging.getLogger("slipstream.ingest")
 
 _IDLE_SECONDS = 0.25
 _RETRY_SECONDS = 1.0
+_BUSY_SECONDS = 5
+"""What a lock holds up for longer is said, and tried again."""
+_STOP_SECONDS = 5.0
+"""What is not taken in by then is taken in at the next start."""
 _CHECKPOINT_SECONDS = 60.0
 """The trainer's heartbeats lengthen the WAL, and only the proxy checkpoints: also when no call comes."""
 
@@ -49,6 +53,7 @@ class Ingestion:
     def __init__(self, folder: Path, writer: JournalWriter, read_call: ReadCall) -> None:
         # A segment is deleted when what was in it is in the database, which must then be as safe as it was there.
         self._db = Database(folder, checkpoints=True, durable=writer.durable)
+        self._db.execute(f"PRAGMA busy_timeout = {1000 * _BUSY_SECONDS}")
         self._writer = writer
         self._journal_folder = folder / "journal"
         self._reader = JournalReader(self._journal_folder, writer)
@@ -60,6 +65,7 @@ class Ingestion:
         self._batch: list[Record] = []
         """Read, and not yet taken in or refused."""
         self._stop = threading.Event()
+        self._stop_by = 0.0
         self._thread: threading.Thread | None = None
         self.problem: str | None = None
         """Why the database takes nothing at the moment; the journal keeps it meanwhile."""
@@ -71,7 +77,8 @@ class Ingestion:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take in what is left, then end the thread."""
+        """Take in what is left, within seconds, then end the thread."""
+        self._stop_by = time.monotonic() + _STOP_SECONDS
         self._stop.set()
         self._writer.written.set()
         if self._thread is not None:
@@ -123,9 +130,9 @@ class Ingestion:
                 self._writer.written.set()
                 if stopping or self._stop.wait(_RETRY_SECONDS):
                     return
+            elif stopping and (not more or time.monotonic() >= self._stop_by):
+                return
             elif not more:
-                if stopping:
-                    return
                 self._writer.written.wait(_IDLE_SECONDS)
 
     def run_once(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -28,6 +29,8 @@ class Context:
     table: SessionTable
     recorder: Recorder
     ingestion: Ingestion
+    draining: Callable[[], bool]
+    """Whether the process is stopping."""
     _local: threading.local = field(default_factory=threading.local)
 
     @property

@@ -39,7 +39,7 @@ def health() -> dict[str, str]:
 @open_router.get("/ready")
 def ready(context: Here) -> JSONResponse:
     """Whether the proxy can serve and record."""
-    able = serves_live(context)
+    able = serves_live(context) and not context.draining()
     recording = context.recorder.problem
     body: dict[str, Any] = {"ready": able and recording is None, "serves": able, "records": recording is None}
     body["reachable"] = any(u.problem is None for u in context.upstreams.all)

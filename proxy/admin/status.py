@@ -48,6 +48,8 @@ def degraded(context: Context) -> list[str]:
         live = version_name(context.settings.policy, context.policy.live())
         problems.append(f"{live} is being loaded into vLLM: calls of new sessions are answered with 503 until then")
     problems += [p for p in (context.recorder.problem, context.ingestion.problem, context.policy.problem) if p]
+    if context.draining():
+        problems.append("the proxy is stopping: it takes no new connections")
     if context.recorder.lost:
         problems.append(f"{context.recorder.lost} calls could not be recorded whole since the proxy started")
     if context.ingestion.refused:
