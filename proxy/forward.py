@@ -30,6 +30,7 @@ from storage.types import (
     CallId,
     CallStart,
     Identity,
+    TaggedBy,
     VersionNumber,
     new_id,
     parse_version,
@@ -141,7 +142,6 @@ class Forward:
         start = CallStart(
             id=call_id,
             identity=identity,
-            tagged=tags.session is not None,
             scenario=tags.scenario,
             split=tags.split,
             agent=tags.agent,
@@ -153,6 +153,8 @@ class Forward:
             upstream=upstream.url,
             streamed=isinstance(request, dict) and request.get("stream") is True,
             started_at=now,
+            session_by=tags.session_by,
+            scenario_by=tags.scenario_by,
         )
         session = self._table.begin(identity, pinned, now)
         recording = self._recorder.start(start, body)
@@ -304,7 +306,7 @@ class Forward:
         now = time.time()
         end = CallEnd(outcome, exchange.status, error, exchange.first_byte_at, now)
         exchange.recording.end(end)
-        if exchange.start.tagged:
+        if exchange.start.session_by is not TaggedBy.NONE:
             # A call that failed is made again: it was not the session's last one.
             self._table.finish(exchange.session, now, ends=exchange.ends and outcome is CallOutcome.COMPLETE)
         else:

@@ -1,11 +1,13 @@
-"""Tags: which session and scenario a call belongs to, as its headers say."""
+"""Tags: which session and scenario a call belongs to, as its headers, its URL or its body say."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from proxy.asgi import Headers
 from proxy.errors import BadTag
+from storage.types import TaggedBy
 
 MAX_TAG = 256
 
@@ -19,6 +21,16 @@ TAG_HEADERS = frozenset({_SESSION, _SCENARIO, _AGENT, _END, _SPLIT})
 """Taken off before vLLM sees the request."""
 
 
+class TaggedUrl(Protocol):
+    """What a URL says; the tags in it have been checked."""
+
+    @property
+    def session(self) -> str | None: ...
+
+    @property
+    def scenario(self) -> str | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Tags:
     session: str | None
@@ -27,10 +39,15 @@ class Tags:
     ends: bool
     """The session closes when this call ends."""
     split: str
+    session_by: TaggedBy = TaggedBy.NONE
+    scenario_by: TaggedBy = TaggedBy.NONE
 
 
-def read_tags(headers: Headers) -> Tags:
-    """The tags of a request. Raises `BadTag` with the reason for one that cannot be used."""
+def read_tags(headers: Headers, url: TaggedUrl | None = None, document: Any = None) -> Tags:
+    """The tags of a request whose body is ``document``; of headers, URL and body the first that has one, per field.
+
+    Raises `BadTag` with the reason for one that cannot be used.
+    """
     found: dict[bytes, str] = {}
     for name, value in headers:
         if name in TAG_HEADERS:
@@ -43,7 +60,35 @@ def read_tags(headers: Headers) -> Tags:
     ends = found.get(_END, "false").lower()
     if ends not in ("true", "false"):
         raise BadTag(f"X-Session-End is {ends!r}; it can be true or false")
-    return Tags(found.get(_SESSION), found.get(_SCENARIO), found.get(_AGENT), ends == "true", split)
+    session, session_by = found.get(_SESSION), TaggedBy.HEADER
+    if session is None:
+        session, session_by = _weaker(url.session if url else None, document, "session_id")
+    scenario, scenario_by = found.get(_SCENARIO), TaggedBy.HEADER
+    if scenario is None:
+        scenario, scenario_by = _weaker(url.scenario if url else None, document, "scenario_id")
+    return Tags(session, scenario, found.get(_AGENT), ends == "true", split, session_by, scenario_by)
+
+
+def _weaker(url: str | None, document: Any, field: str) -> tuple[str | None, TaggedBy]:
+    """The tag that stands in no header."""
+    if url is not None:
+        return url, TaggedBy.URL
+    tag = _in_body(document, field)
+    return tag, TaggedBy.NONE if tag is None else TaggedBy.BODY
+
+
+def _in_body(document: Any, field: str) -> str | None:
+    """The tag ``metadata.<field>``. It stays in the body, since responses repeat it."""
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    tag = metadata.get(field) if isinstance(metadata, dict) else None
+    if tag is None:
+        return None
+    if not isinstance(tag, str):
+        raise BadTag(f"metadata.{field} is of type {_JSON_NAMES.get(type(tag), 'object')}; it must be a string")
+    return check_tag(f"metadata.{field}", tag)
+
+
+_JSON_NAMES: dict[type, str] = {bool: "boolean", int: "number", float: "number", list: "array"}
 
 
 def check_tag(name: str, text: str) -> str:

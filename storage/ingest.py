@@ -20,7 +20,7 @@ from storage.database import Database, OperationalError
 from storage.journal import JournalReader, JournalWriter, Kind, Position, Record
 from storage.records import unpack_close, unpack_end, unpack_reward, unpack_start
 from storage.states import CallOutcome
-from storage.types import CallEnd, CallStart, SessionKey
+from storage.types import CallEnd, CallStart, SessionKey, TaggedBy
 
 _log = logging.getLogger("slipstream.ingest")
 
@@ -249,7 +249,7 @@ class Ingestion:
         recorded = RecordedCall(call.session, call.start, end, call.request, b"".join(call.pieces), call.capture)
         self._calls.write(recorded)
         sessions.count_call(self._db, call.session, call.start, end)
-        if not call.start.tagged:
+        if call.start.session_by is TaggedBy.NONE:
             self._calls.forget_session(call.session)  # it was the whole of it
 
 

@@ -10,7 +10,7 @@ import orjson
 
 from storage.states import CallOutcome, ClosedBy
 from storage.text import dumps
-from storage.types import CallEnd, CallId, CallStart, Identity, Owner, Reward, VersionNumber
+from storage.types import CallEnd, CallId, CallStart, Identity, Owner, Reward, TaggedBy, VersionNumber
 
 _LENGTH = struct.Struct("<I")
 
@@ -36,6 +36,11 @@ def unpack_start(payload: bytes) -> tuple[CallStart, bytes]:
     values["identity"] = _identity(values["identity"])
     values["id"] = CallId(values["id"])
     values["version"], values["pinned"] = VersionNumber(values["version"]), VersionNumber(values["pinned"])
+    if not values.pop("tagged", True):  # as older journals say it
+        values["session_by"] = TaggedBy.NONE
+    for name in ("session_by", "scenario_by"):
+        values[name] = TaggedBy(values.get(name, TaggedBy.HEADER))
+    values["ambiguous"] = tuple(values.get("ambiguous", ()))
     return CallStart(**values), payload[_LENGTH.size + length :]
 
 

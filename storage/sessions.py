@@ -8,9 +8,11 @@ from storage import rewards, runs
 from storage.database import Database, Row
 from storage.errors import NotFound
 from storage.states import SESSION_MOVES, ClosedBy, Outcome, SessionState, check_move
-from storage.types import CallEnd, CallStart, Identity, Owner, RunId, Session, SessionKey, VersionNumber
+from storage.types import CallEnd, CallStart, Identity, Owner, RunId, Session, SessionKey, TaggedBy, VersionNumber
 
 UNTAGGED = "untagged"
+AMBIGUOUS = "ambiguous"
+"""Somewhere in it a call may belong to another session, or a call of it stands in another."""
 NO_SCENARIO = "no scenario: tag its calls with X-Scenario-Id"
 
 
@@ -62,6 +64,13 @@ def is_claimed(db: Database, key: SessionKey) -> bool:
 
 def open_for_call(db: Database, start: CallStart) -> SessionKey:
     """The episode to which a call that starts now belongs, opened or opened again where needed."""
+    key = _take_call(db, start)
+    for session_id in start.ambiguous:
+        _mark_ambiguous(db, Identity(start.identity.owner, session_id))
+    return key
+
+
+def _take_call(db: Database, start: CallStart) -> SessionKey:
     session = newest(db, start.identity)
     if session is None or not takes_calls(db, session):
         return _open(db, start, session.episode + 1 if session else 1)
@@ -70,10 +79,27 @@ def open_for_call(db: Database, start: CallStart) -> SessionKey:
     db.execute(
         "UPDATE sessions SET state = ?, closed_by = NULL, closed_at = NULL, last_call_at = max(last_call_at, ?),"
         # What one call says is for evaluation alone is never trained on.
-        " scenario = coalesce(scenario, ?), split = CASE ? WHEN 'eval' THEN 'eval' ELSE split END WHERE key = ?",
-        (SessionState.OPEN, start.started_at, start.scenario, start.split, session.key),
+        " split = CASE ? WHEN 'eval' THEN 'eval' ELSE split END WHERE key = ?",
+        (SessionState.OPEN, start.started_at, start.split, session.key),
     )
+    inferred = session.scenario_by is TaggedBy.INFERRED and start.scenario_by is not TaggedBy.INFERRED
+    if start.scenario is not None and (session.scenario is None or inferred):
+        db.execute(
+            "UPDATE sessions SET scenario = ?, scenario_by = ? WHERE key = ?",
+            (start.scenario, start.scenario_by, session.key),
+        )
     return session.key
+
+
+def _mark_ambiguous(db: Database, identity: Identity) -> None:
+    """The session is skipped: now when it is closed, else when it closes. What a group has claimed is left alone."""
+    session = newest(db, identity)
+    if session is None or session.state is SessionState.SKIPPED or is_claimed(db, session.key):
+        return
+    if session.state is SessionState.CLOSED:
+        _skip(db, session, AMBIGUOUS)
+    else:
+        db.execute("UPDATE sessions SET reason = ? WHERE key = ?", (AMBIGUOUS, session.key))
 
 
 def _open(db: Database, start: CallStart, episode: int) -> SessionKey:
@@ -87,6 +113,8 @@ def _open(db: Database, start: CallStart, episode: int) -> SessionKey:
             split=start.split,
             state=SessionState.OPEN,
             version=start.pinned,
+            session_by=start.session_by,
+            scenario_by=start.scenario_by,
             opened_at=start.started_at,
             last_call_at=start.started_at,
         )
@@ -101,13 +129,13 @@ def count_call(db: Database, key: SessionKey, start: CallStart, end: CallEnd) ->
         "UPDATE sessions SET calls = calls + 1, last_call_at = max(last_call_at, ?) WHERE key = ?",
         (end.ended_at, key),
     )
-    if not start.tagged:
+    if start.session_by is TaggedBy.NONE:
         _close(db, get(db, key), ClosedBy.ENDED, end.ended_at)
         _skip(db, get(db, key), UNTAGGED)
 
 
 def close(db: Database, identity: Identity, by: ClosedBy, at: float) -> None:
-    """Close the newest episode; one without a scenario is skipped, since nothing can be compared with it."""
+    """Close the newest episode; an ambiguous one, and one that has nothing to be compared with, is skipped."""
     session = newest(db, identity)
     if session is None:
         return
@@ -117,8 +145,9 @@ def close(db: Database, identity: Identity, by: ClosedBy, at: float) -> None:
     if session.state is not SessionState.OPEN:
         return
     _close(db, session, by, at)
-    if session.scenario is None:
-        _skip(db, get(db, session.key), NO_SCENARIO)
+    reason = session.reason or (NO_SCENARIO if session.scenario is None else None)
+    if reason is not None:
+        _skip(db, get(db, session.key), reason)
 
 
 def _close(db: Database, session: Session, by: ClosedBy, at: float) -> None:
@@ -223,6 +252,8 @@ def _session(row: Row) -> Session:
         closed_by=ClosedBy(row["closed_by"]) if row["closed_by"] else None,
         reason=row["reason"],
         version=VersionNumber(row["version"]),
+        session_by=TaggedBy(row["session_by"]),
+        scenario_by=TaggedBy(row["scenario_by"]),
         opened_at=row["opened_at"],
         last_call_at=row["last_call_at"],
         closed_at=row["closed_at"],

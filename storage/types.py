@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, NewType
 
 from storage.states import CallOutcome, ClosedBy, GroupState, RunState, SessionState, VersionState
@@ -57,14 +58,23 @@ class Identity:
     session_id: str
 
 
+class TaggedBy(StrEnum):
+    """Where the session or the scenario of a call was found."""
+
+    HEADER = "header"
+    URL = "url"
+    BODY = "body"
+    INFERRED = "inferred"
+    NONE = "none"
+    """Nowhere: the call is a session of its own, or has no scenario."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallStart:
     """What is known of a call when its request is whole."""
 
     id: CallId
     identity: Identity
-    tagged: bool
-    """False when the agent named no session: the call is a session of its own."""
     scenario: str | None
     split: str
     """``train`` or ``eval``."""
@@ -80,6 +90,10 @@ class CallStart:
     upstream: str
     streamed: bool
     started_at: float
+    session_by: TaggedBy = TaggedBy.HEADER
+    scenario_by: TaggedBy = TaggedBy.HEADER
+    ambiguous: tuple[str, ...] = ()
+    """Sessions of this owner, this one maybe among them, of which nobody can tell whether the call continues them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +151,9 @@ class Session:
     last_call_at: float
     closed_at: float | None
     calls: int
+    session_by: TaggedBy = TaggedBy.HEADER
+    """Where its first call's session was found."""
+    scenario_by: TaggedBy = TaggedBy.HEADER
 
 
 @dataclass(frozen=True, slots=True)

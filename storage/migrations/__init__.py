@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from sqlite_utils.migrations import Migrations
 
-from storage.migrations import m001_first
+from storage.migrations import m001_first, m002_tags
 
 migrations = Migrations("slipstream")
 migrations(name="001_first")(m001_first.migrate)
+migrations(name="002_tags")(m002_tags.migrate)
 
 __all__ = ["migrations"]

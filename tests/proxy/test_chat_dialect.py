@@ -126,7 +126,6 @@ def test_a_call_is_read_by_its_dialect() -> None:
     start = CallStart(
         id=CallId("0" * 32),
         identity=Identity(DEFAULT_OWNER, "s"),
-        tagged=True,
         scenario=None,
         split="train",
         agent=None,

@@ -35,7 +35,6 @@ def call_start(session: str = "s", **changes: Any) -> CallStart:
     start = CallStart(
         id=CallId(f"{number:032x}"),
         identity=identity(session),
-        tagged=True,
         scenario="task",
         split="train",
         agent=None,

@@ -14,6 +14,7 @@ from storage import calls, coordination, ingest, journal
 from storage.database import Database
 from storage.journal import Kind, segments
 from storage.states import ClosedBy, SessionState
+from storage.types import TaggedBy
 from tests.storage.recorded import POISON_TEXT, Recorded, a_reward, call_start, capture
 
 
@@ -156,7 +157,7 @@ def test_a_crash_after_the_interrupted_were_marked_marks_them_once(recorded: Rec
 
 
 def test_an_untagged_call_that_was_interrupted_ends_its_session(recorded: Recorded) -> None:
-    recorded.begin(call_start("u", tagged=False, scenario=None), [])
+    recorded.begin(call_start("u", session_by=TaggedBy.NONE, scenario=None), [])
     recorded.restart()
     assert (recorded.session("u").state, recorded.session("u").reason) == (SessionState.SKIPPED, "untagged")
 
@@ -367,7 +368,7 @@ def test_heartbeats_do_not_lengthen_the_wal_for_ever(recorded: Recorded, monkeyp
 def test_a_closed_session_is_not_remembered(recorded: Recorded) -> None:
     for name in ("ended", "idle", "open"):
         recorded.call(call_start(name), "hello")
-    recorded.call(call_start("untagged", tagged=False), "hello")
+    recorded.call(call_start("untagged", session_by=TaggedBy.NONE), "hello")
     recorded.close("ended")
     recorded.close("idle", ClosedBy.IDLE)
     recorded.take_in()

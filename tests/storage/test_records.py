@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import orjson
 import pytest
@@ -9,7 +9,7 @@ from storage import records
 from storage.records import Close
 from storage.states import CallOutcome, ClosedBy
 from storage.text import dumps
-from storage.types import CallEnd, VersionNumber, is_policy_name, new_id, parse_version, version_name
+from storage.types import CallEnd, TaggedBy, VersionNumber, is_policy_name, new_id, parse_version, version_name
 from tests.storage.recorded import a_reward, call_start, identity
 
 _text = st.text(max_size=20)
@@ -19,6 +19,22 @@ _text = st.text(max_size=20)
 def test_a_start_is_read_as_it_was_written(session: str, scenario: str | None, request: bytes, version: int) -> None:
     start = call_start(session, scenario=scenario, version=VersionNumber(version), agent="a", streamed=True)
     assert records.unpack_start(records.pack_start(start) + request) == (start, request)
+
+
+def test_where_the_tags_came_from_is_read_as_it_was_written() -> None:
+    start = call_start("s", session_by=TaggedBy.INFERRED, scenario_by=TaggedBy.URL, ambiguous=("a", "b"))
+    assert records.unpack_start(records.pack_start(start)) == (start, b"")
+
+
+@pytest.mark.parametrize(("tagged", "by"), [(True, TaggedBy.HEADER), (False, TaggedBy.NONE)])
+def test_a_start_of_an_older_journal_is_read(tagged: bool, by: TaggedBy) -> None:
+    start = call_start("s")
+    head = asdict(start) | {"tagged": tagged}
+    for newer in ("session_by", "scenario_by", "ambiguous"):
+        del head[newer]
+    written = dumps(head)
+    older = len(written).to_bytes(4, "little") + written
+    assert records.unpack_start(older + b"{}") == (replace(start, session_by=by), b"{}")
 
 
 @pytest.mark.parametrize("outcome", CallOutcome)

@@ -2,7 +2,7 @@
 
 from storage import groups, sessions
 from storage.states import ClosedBy, SessionState
-from storage.types import GroupId
+from storage.types import GroupId, TaggedBy
 from tests.storage.recorded import Recorded, call_start, identity
 
 
@@ -62,8 +62,8 @@ def test_after_a_claim_the_id_opens_its_next_episode(recorded: Recorded) -> None
 
 
 def test_an_untagged_call_is_a_session_of_its_own(recorded: Recorded) -> None:
-    recorded.call(call_start("u1", tagged=False), "hello")
-    recorded.call(call_start("u2", tagged=False), "hello")
+    recorded.call(call_start("u1", session_by=TaggedBy.NONE), "hello")
+    recorded.call(call_start("u2", session_by=TaggedBy.NONE), "hello")
     recorded.take_in()
     for name in ("u1", "u2"):
         session = recorded.session(name)
@@ -99,3 +99,36 @@ def test_closing_what_is_not_known_is_no_fault(recorded: Recorded) -> None:
     recorded.take_in()
     assert sessions.newest(recorded.db, identity("nobody")) is None
     assert recorded.ingestion.refused == 0
+
+
+def test_a_scenario_that_is_given_replaces_one_that_was_inferred(recorded: Recorded) -> None:
+    recorded.call(call_start("s", scenario="auto-1", scenario_by=TaggedBy.INFERRED), "hello")
+    recorded.call(call_start("s", scenario="auto-2", scenario_by=TaggedBy.INFERRED), "hello")
+    recorded.take_in()
+    assert (recorded.session("s").scenario, recorded.session("s").scenario_by) == ("auto-1", TaggedBy.INFERRED)
+    recorded.call(call_start("s", scenario="task", scenario_by=TaggedBy.BODY), "hello")
+    recorded.call(call_start("s", scenario="other"), "hello")
+    recorded.call(call_start("s", scenario="auto-3", scenario_by=TaggedBy.INFERRED), "hello")
+    recorded.take_in()
+    assert (recorded.session("s").scenario, recorded.session("s").scenario_by) == ("task", TaggedBy.BODY)
+
+
+def test_an_ambiguous_session_is_skipped_when_it_closes(recorded: Recorded) -> None:
+    for name in ("open", "idle", "claimed", "claimed too", "other"):
+        recorded.call(call_start(name), "hello")
+    for name in ("idle", "claimed", "claimed too"):
+        recorded.close(name, ClosedBy.IDLE)
+    recorded.take_in()
+    claimed = [recorded.session(name) for name in ("claimed", "claimed too")]
+    assert groups.claim(recorded.db, GroupId("g"), claimed, 1.0)
+    recorded.call(call_start("new", ambiguous=("new", "open", "idle", "claimed", "nobody")), "hello")
+    recorded.take_in()
+    ambiguous = (SessionState.SKIPPED, "ambiguous")
+    states = {name: (recorded.session(name).state, recorded.session(name).reason) for name in ("idle", "claimed")}
+    assert states == {"idle": ambiguous, "claimed": (SessionState.CLOSED, None)}
+    assert recorded.session("open").state is SessionState.OPEN
+    for name in ("open", "new", "other"):
+        recorded.close(name)
+    recorded.take_in()
+    ended = {name: (recorded.session(name).state, recorded.session(name).reason) for name in ("open", "new", "other")}
+    assert ended == {"open": ambiguous, "new": ambiguous, "other": (SessionState.CLOSED, None)}

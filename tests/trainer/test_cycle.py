@@ -9,6 +9,7 @@ import pytest
 from storage import coordination, groups, runs, sessions
 from storage.database import OperationalError
 from storage.states import ClosedBy, GroupState, RunState, SessionState
+from storage.types import TaggedBy
 from tests.storage.recorded import call_start, capture
 from tests.trainer.fake_judge import FakeJudge, by_length, says, scores, served
 from tests.trainer.loopback import FakeModels
@@ -74,7 +75,7 @@ def test_every_session_ends_somewhere(workshop: Workshop) -> None:
     )
     wrong = workshop.closed("wrong", reward=1.0, tokens=capture([1], [2]).replace(b"-0.5", b"0.5"), **new)
     unasked = workshop.closed("no scenario", scenario=None)
-    workshop.call(call_start("untagged", tagged=False), "hello")
+    workshop.call(call_start("untagged", session_by=TaggedBy.NONE), "hello")
     workshop.take_in()
     workshop.cycle(max_staleness=1).turn()
     (_, _, run) = workshop.all_runs()
