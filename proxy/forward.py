@@ -14,7 +14,7 @@ from yarl import URL
 
 from proxy import capture
 from proxy.asgi import ClientGone, Receive, Scope, Send, read_body, respond_error, wait_for_disconnect
-from proxy.dialects import DIALECTS, Dialect
+from proxy.dialects import DIALECTS, LONGEST_FRAME, Dialect
 from proxy.dialects.documents import parse
 from proxy.errors import NotServing, ProxyError, UnknownVersion, UpstreamUnreachable
 from proxy.recorder import Recorder, Recording
@@ -50,7 +50,6 @@ _NOT_RETURNED = _HOP_BY_HOP | {b"content-length", capture.HEADER.encode()}
 
 # aiohttp warns of a larger body that is given as bytes: it would be written in one piece.
 _ONE_WRITE = 2**20
-_TAIL = 32
 
 
 @dataclass(slots=True)
@@ -84,9 +83,9 @@ class _Exchange:
     def follow(self, data: bytes) -> None:
         """Look for the frames that end a stream. They begin a line, which no text in a frame can, split anywhere."""
         text = self.tail + data
-        self.failed = self.failed or b"\n" + self.dialect.error_frame in text
-        self.done = self.done or b"\n" + self.dialect.last_frame in text
-        self.tail = text[-_TAIL:]
+        self.failed = self.failed or any(b"\n" + frame in text for frame in self.dialect.error_frames)
+        self.done = self.done or any(b"\n" + frame in text for frame in self.dialect.last_frames)
+        self.tail = text[-LONGEST_FRAME:]
 
 
 class Forward:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from proxy.dialects.chat import ChatCompletions
+from proxy.dialects.completions import Completions
+from proxy.dialects.messages import Messages
+from proxy.dialects.responses import Responses
+from proxy.dialects.types import Continued, Dialect, Issued
 from storage.calls import Reading
 from storage.types import CallStart
 
+__all__ = ["DIALECTS", "LONGEST_FRAME", "Continued", "Dialect", "Issued", "read_call"]
 
-class Dialect(Protocol):
-    """What the proxy must know of a wire form. Everything else of a call passes as bytes."""
+_ALL: tuple[Dialect, ...] = (ChatCompletions(), Completions(), Responses(), Messages())
 
-    name: str
-    path: str
-    last_frame: bytes
-    """In a stream: the frame after which a client stops reading."""
-    error_frame: bytes
-    """In a stream: the beginning of the frame by which vLLM breaks off."""
+DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in _ALL}
+"""By path."""
 
-    def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
-        """What can be read in a call. Never raises: what cannot be read is left out."""
-        ...
+LONGEST_FRAME = max(len(frame) for dialect in _ALL for frame in (*dialect.last_frames, *dialect.error_frames))
+"""Bytes that must be seen together to recognise how a stream ends."""
 
-
-DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (ChatCompletions(),)}
-_BY_NAME = {dialect.name: dialect for dialect in DIALECTS.values()}
+_BY_NAME = {dialect.name: dialect for dialect in _ALL}
 
 
 def read_call(start: CallStart, request: bytes, response: bytes) -> Reading:

@@ -1,0 +1,59 @@
+"""OpenAI's completions: a prompt and what follows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.dialects.documents import events, field, objects, parse
+from proxy.dialects.types import Continued, Issued
+from storage.calls import Message, Reading
+from storage.text import dumps
+
+
+class Completions:
+    name = "completions"
+    path = "/v1/completions"
+    last_frames: tuple[bytes, ...] = (b"data: [DONE]",)
+    error_frames: tuple[bytes, ...] = (b'data: {"error"',)  # a [DONE] follows
+
+    def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
+        """Each prompt as a message of the user, each choice as an answer."""
+        asked = parse(request)
+        prompts = [_text(prompt) for prompt in _prompts(asked)]
+        texts = _texts(response, streamed)
+        if field(asked, "echo", bool) and prompts:
+            for index, text in texts.items():
+                # All choices of the first prompt come first, then those of the second.
+                prompt = prompts[min(index * len(prompts) // len(texts), len(prompts) - 1)] if index >= 0 else ""
+                texts[index] = text.removeprefix(prompt)
+        answers: tuple[Message, ...] = tuple({"role": "assistant", "content": texts[index]} for index in sorted(texts))
+        return Reading(tuple({"role": "user", "content": prompt} for prompt in prompts), answers)
+
+    def issued(self, response: bytes, streamed: bool) -> Issued:  # noqa: ARG002 - the protocol's
+        """Nothing: a completion's prompt names no earlier one."""
+        return Issued()
+
+    def continued(self, document: Any) -> Continued:  # noqa: ARG002 - the protocol's
+        return Continued()
+
+
+def _prompts(document: Any) -> list[Any]:
+    """The prompts: texts, or lists of token ids."""
+    prompt = document.get("prompt") if isinstance(document, dict) else None
+    if not isinstance(prompt, list):
+        return [] if prompt is None else [prompt]
+    return [prompt] if prompt and isinstance(prompt[0], int) else prompt
+
+
+def _text(prompt: Any) -> str:
+    """A prompt as a person reads it: ids are shown as the numbers that they are."""
+    return prompt if isinstance(prompt, str) else f"token ids: {dumps(prompt).decode()}"
+
+
+def _texts(response: bytes, streamed: bool) -> dict[int, str]:
+    """The text of each choice, by its index."""
+    pieces: dict[int, list[str]] = {}
+    for document in events(response) if streamed else (parse(response),):
+        for choice in objects(document, "choices"):
+            pieces.setdefault(field(choice, "index", int) or 0, []).append(field(choice, "text", str) or "")
+    return {index: "".join(parts) for index, parts in pieces.items()}
