@@ -49,5 +49,4 @@ async def respond(send: Send, status: int, body: bytes, headers: Headers = ()) -
 
 
 async def respond_error(send: Send, error: ProxyError) -> None:
-    retry = [(b"retry-after", b"1")] if error.status == 503 else []
-    await respond(send, error.status, error.body, retry)
+    await respond(send, error.status, error.body, error.headers)

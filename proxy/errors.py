@@ -4,6 +4,7 @@
   * BadTag               400: a session or scenario tag that cannot be used
   * BadRequest           400: a request to Slipstream's own API that cannot be read
   * NoSuchPath           404: not a path that is forwarded
+  * NoSuchMethod         405: a path that is forwarded, asked by another method; answered as vLLM does
   * UnknownVersion       404: a version that does not exist
   * TooLarge             413: a request body above the limit
   * UpstreamUnreachable  502: vLLM does not answer
@@ -22,6 +23,8 @@ class ProxyError(Exception):
 
     status = 500
     type = "api_error"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """What the response carries besides."""
 
     @property
     def body(self) -> bytes:
@@ -44,6 +47,20 @@ class NoSuchPath(ProxyError):
     type = "not_found_error"
 
 
+class NoSuchMethod(ProxyError):
+    """vLLM's own words, so that nobody can tell; its server has another form for these than for its other errors."""
+
+    status = 405
+
+    def __init__(self, allowed: str) -> None:
+        super().__init__("Method Not Allowed")
+        self.headers = ((b"allow", allowed.encode()),)
+
+    @property
+    def body(self) -> bytes:
+        return orjson.dumps({"detail": str(self)})
+
+
 class UnknownVersion(ProxyError):
     status = 404
     type = "not_found_error"
@@ -60,6 +77,7 @@ class UpstreamUnreachable(ProxyError):
 
 class NotServing(ProxyError):
     status = 503
+    headers = ((b"retry-after", b"1"),)
 
 
 class DataInUse(Exception):

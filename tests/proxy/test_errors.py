@@ -29,7 +29,13 @@ def test_an_error_has_openais_form(kind: type[ProxyError], status: int, name: st
 
 
 def test_every_error_is_in_the_list() -> None:
-    assert {kind for kind, *_ in FORMS} == set(ProxyError.__subclasses__())
+    assert {kind for kind, *_ in FORMS} | {errors.NoSuchMethod} == set(ProxyError.__subclasses__())
+
+
+def test_another_method_is_answered_as_vllm_answers_it() -> None:
+    error = errors.NoSuchMethod("POST")
+    assert (error.status, error.body) == (405, b'{"detail":"Method Not Allowed"}')
+    assert error.headers == ((b"allow", b"POST"),)
 
 
 @pytest.mark.parametrize(("status", "refusal"), [(None, False), (400, True), (404, True), (499, True), (500, False)])
