@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from urllib.parse import quote
 
 HEADER = "x-slipstream"
 PROTOCOL = "1"
+AS_THE_BODY_SAYS = "-"
 _FIRST = b"\x1e"
 _MAX_HEAD = 64
 
@@ -20,9 +21,28 @@ def new_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def request_header(secret: str, nonce: str, model: str | None) -> str:
-    """The value of `HEADER`; ``model`` is the vLLM model that answers, None for "as the body says, uncaptured"."""
-    return f"{secret} {nonce} {'-' if model is None else quote(model, safe='')}"
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """The sampling of an explored call, whatever its client asked for."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all tokens."""
+    min_p: float = 0.0
+    """A threshold would cut the policy's distribution, and nothing sampled under one is trained."""
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value!r}" for name, value in asdict(self).items())
+
+
+def request_header(secret: str, nonce: str, model: str | None, exploration: Exploration | None = None) -> str:
+    """The value of `HEADER`; ``model`` is the vLLM model that answers, None for "as the body says, uncaptured".
+
+    ``exploration`` None: sampled as the client asked.
+    """
+    fields = [secret, nonce, AS_THE_BODY_SAYS if model is None else quote(model, safe="")]
+    return " ".join(fields if exploration is None else [*fields, str(exploration)])
 
 
 def frame_length(header: str | None) -> int | None:

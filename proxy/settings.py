@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
+from proxy.capture import Exploration
 from storage.settings import Settings, Table
 
 
 class SessionSettings(Table):
     idle: float = Field(300.0, gt=0)
     """Seconds without a call after which an open session closes."""
+
+
+class SamplingSettings(Table):
+    """With what the policy's calls are sampled. (`policy` is the policy's name, hence a table of its own.)"""
+
+    mode: Literal["client", "explore"] = "client"
+    """``client``: as the agent asks. ``explore``: as the rest of this table says, whatever the agent asks."""
+    temperature: float = Field(1.0, ge=0.01, le=2)
+    """vLLM takes less than 0.01 for greedy or raises it, and refuses more than 2."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    """0: all tokens."""
+
+    @property
+    def exploration(self) -> Exploration | None:
+        return Exploration(self.temperature, self.top_p, self.top_k) if self.mode == "explore" else None
 
 
 class ProxySettings(Settings):
@@ -29,6 +46,7 @@ class ProxySettings(Settings):
     drain: int = Field(30, ge=0)
     """Seconds that calls under way have to end after SIGTERM; what is left then is cut off."""
     session: SessionSettings = SessionSettings()
+    sampling: SamplingSettings = SamplingSettings()
 
     @field_validator("upstream", "alias", mode="before")
     @classmethod

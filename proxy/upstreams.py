@@ -81,8 +81,8 @@ class Upstreams:
         assert self._client is not None, "start() comes first"
         return self._client
 
-    def header(self, nonce: str, model: str | None) -> str:
-        return capture.request_header(self._secret, nonce, model)
+    def header(self, nonce: str, model: str | None, exploration: capture.Exploration | None = None) -> str:
+        return capture.request_header(self._secret, nonce, model, exploration)
 
     def choose(self, session_id: str, version: VersionNumber | None) -> Upstream:
         """The server for a session: the same one for all its calls while it can serve (prefix cache).

@@ -2,7 +2,8 @@
 
     --middleware proxy.vllm_plugin.capture.CaptureMiddleware
 
-The proxy marks its requests with `x-slipstream: <secret> <nonce> <model>`. The response gets
+The proxy marks its requests with `x-slipstream: <secret> <nonce> <model>`, and those to be explored with
+a fourth field, `temperature=1.0,top_p=1.0,top_k=0,min_p=0.0`. The response gets
 `x-slipstream: 1 <n>`: the protocol's version, and the length of the capture at the head of a plain body. In
 an event stream the capture is a body message of its own, ahead of the frames that end the answer. Both are
 the frame of `recording.Call.frame`. A request without the right secret passes as if the plugin were not there.
@@ -16,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from . import engine
-from .recording import Call
+from .recording import Call, Exploration
 from .settings import PluginError, read_secret, refuse_rust_frontend
 
 Message = MutableMapping[str, Any]
@@ -32,6 +33,8 @@ AS_THE_BODY_SAYS = "-"
 
 _RECORDED_PATHS = ("/chat/completions", "/completions", "/responses", "/messages")
 _NONCE = re.compile(r"[0-9a-f]{32}")
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)"
+_EXPLORATION = re.compile(rf"temperature={_NUMBER},top_p={_NUMBER},top_k=([0-9]+),min_p={_NUMBER}")
 
 _LAST_EVENTS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
 """The events that end a stream of the Responses API."""
@@ -44,6 +47,8 @@ class Mark:
 
     nonce: str
     model: str
+    exploration: Exploration | None = None
+    """What the tokens are sampled with, whatever the body says; None: as the body says."""
 
 
 def read_mark(headers: list[tuple[bytes, bytes]], secret: bytes) -> Mark | None:
@@ -53,15 +58,25 @@ def read_mark(headers: list[tuple[bytes, bytes]], secret: bytes) -> Mark | None:
         return None
     fields = values[0].split(b" ")
     # The secret first, and in constant time: what else is wrong is told to nobody.
-    if len(fields) != 3 or not hmac.compare_digest(fields[0], secret):
+    if len(fields) not in (3, 4) or not hmac.compare_digest(fields[0], secret):
         return None
     try:
         nonce, model = fields[1].decode("ascii"), unquote(fields[2].decode("ascii"), errors="strict")
-    except UnicodeDecodeError:
+        exploration = _exploration(fields[3].decode("ascii")) if len(fields) == 4 else None
+    except ValueError:
         return None
     if not _NONCE.fullmatch(nonce) or not model:
         return None
-    return Mark(nonce, model)
+    return Mark(nonce, model, exploration)
+
+
+def _exploration(text: str) -> Exploration:
+    """The sampling in a mark's fourth field. Raises ValueError where it is none that vLLM can sample with."""
+    found = _EXPLORATION.fullmatch(text)
+    if found is None:
+        raise ValueError(text)
+    temperature, top_p, top_k, min_p = found.groups()
+    return Exploration(float(temperature), float(top_p), int(top_k), float(min_p))
 
 
 class CaptureMiddleware:
@@ -103,7 +118,7 @@ class CaptureMiddleware:
         if mark.model == AS_THE_BODY_SAYS:
             await self._app(scope, receive, _Response(None, send).send)
             return
-        call = Call(mark.nonce, mark.model)
+        call = Call(mark.nonce, mark.model, mark.exploration)
         call.captures = scope["method"] == "POST" and scope["path"].endswith(_RECORDED_PATHS)
         token = engine.CURRENT.set(call)
         try:

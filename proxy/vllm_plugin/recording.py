@@ -26,6 +26,23 @@ _UNTRAINABLE_PROMPTS = {
 """By the `type` of vLLM's engine inputs (vllm/inputs/engine.py)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """The sampling of an explored call, whatever its client asked for."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+
+    def apply(self, params: Any) -> None:
+        """Puts it into ``params``, a clone of vLLM's parameters that nobody has looked at: vLLM computes their
+        `sampling_type` once. What else comes of being greedy (top_p, top_k, min_p) is set here; the seed stays.
+        """
+        params.temperature, params.top_p = self.temperature, self.top_p
+        params.top_k, params.min_p = self.top_k, self.min_p
+
+
 @dataclass(slots=True)
 class Choice:
     ids: list[int] = field(default_factory=list)
@@ -87,10 +104,12 @@ def _sampled_logprobs(ids: list[int], logprobs: Any) -> list[float]:
 class Call:
     """One request that the proxy sent: who answers it, and what was generated for it."""
 
-    def __init__(self, nonce: str, model: str) -> None:
+    def __init__(self, nonce: str, model: str, exploration: Exploration | None = None) -> None:
         self.nonce = nonce
         self.model = model
         """The model or adapter that answers, whatever the body says."""
+        self.exploration = exploration
+        """None: sampled as the body says; so is a call that is not trainable, whatever stands here."""
         self.asked: str | None = None
         """The body's own `model`; the response repeats it."""
         self.captures = True
@@ -145,8 +164,10 @@ class Call:
         if params.trace_decode_token_ids is not None:
             self.refuse("trace_decode_token_ids: the tokens are given, not sampled")
         if self.trainable:
-            # The client's object stays as it is: the Responses API repeats `top_logprobs` from it.
+            # The client's object stays as it is: the Responses API repeats `temperature`, `top_logprobs` and more.
             params = params.clone()
+            if self.exploration is not None:
+                self.exploration.apply(params)
             if params.logprobs is None and params.logprob_token_ids is None:
                 params.logprobs = 0
         generation = Generation(params)

@@ -122,7 +122,7 @@ async def _metric(vllm: Server, name: str) -> float:
 async def _until_running(vllm: Server, wanted: int) -> None:
     """Waits until so many generations run inside vLLM."""
     async with asyncio.timeout(TIMEOUT):
-        while await _metric(vllm, "num_requests_running") != wanted:
+        while await _metric(vllm, "num_requests_running") != wanted:  # noqa: ASYNC110 - vLLM tells it only when asked
             await asyncio.sleep(0.1)
 
 

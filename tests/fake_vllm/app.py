@@ -69,6 +69,7 @@ class FakeApp:
         ):
             return replies.error(400, "BadRequestError", f"Field required: {needed} and model")
         name = mark.model if mark is not None and mark.model is not None else request["model"]
+        request = {**request, **mark.exploration} if mark is not None else request
         model = self.state.model(name)
         if model is None:
             return replies.error(404, "NotFoundError", f"The model `{name}` does not exist.")

@@ -6,7 +6,7 @@ import hmac
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,17 +24,21 @@ class Mark:
     nonce: str
     model: str | None
     """Who answers; None: as the body says, without capture."""
+    exploration: dict[str, float] = field(default_factory=dict)
+    """Sampling parameters that stand above those of the body."""
 
 
 def read_mark(headers: Sequence[tuple[bytes, bytes]], secret: str | None) -> Mark | None:
     """The proxy's mark; None for a request of anyone else, and where the plugin does not run (no secret)."""
     values = [value.decode("latin-1").split(" ") for name, value in headers if name == HEADER]
-    if secret is None or len(values) != 1 or len(values[0]) != 3:
+    if secret is None or len(values) != 1 or len(values[0]) not in (3, 4):
         return None
-    given, nonce, model = values[0]
+    given, nonce, model, *explored = values[0]
     if not hmac.compare_digest(given.encode(), secret.encode()) or not _NONCE.fullmatch(nonce):
         return None
-    return Mark(nonce, None if model == AS_THE_BODY_SAYS else unquote(model))
+    pairs = [pair.split("=") for field_ in explored for pair in field_.split(",")]
+    exploration = {name: int(value) if name == "top_k" else float(value) for name, value in pairs}
+    return Mark(nonce, None if model == AS_THE_BODY_SAYS else unquote(model), exploration)
 
 
 def payload(prompt: list[int], choices: Sequence[Choice], sampling: dict[str, Any], reason: str | None = None) -> bytes:

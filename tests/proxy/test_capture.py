@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.capture import Cutter, frame_length, new_nonce, request_header
+from proxy.capture import Cutter, Exploration, frame_length, new_nonce, request_header
 from tests.fake_vllm.capture import frame, read_mark
 
 NONCE = "0123456789abcdef" * 2
@@ -88,4 +88,11 @@ def test_the_mark_is_what_the_plugin_reads(model: str | None) -> None:
     nonce = new_nonce()
     mark = read_mark([(b"x-slipstream", request_header("secret", nonce, model).encode())], "secret")
     assert mark is not None
-    assert (mark.nonce, mark.model) == (nonce, model)
+    assert (mark.nonce, mark.model, mark.exploration) == (nonce, model, {})
+
+
+def test_an_exploration_travels_in_the_mark() -> None:
+    header = request_header("secret", NONCE, "policy@3", Exploration(2.0, 0.9, 50))
+    mark = read_mark([(b"x-slipstream", header.encode())], "secret")
+    assert mark is not None
+    assert mark.exploration == {"temperature": 2.0, "top_p": 0.9, "top_k": 50, "min_p": 0.0}

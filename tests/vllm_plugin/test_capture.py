@@ -141,6 +141,15 @@ async def test_the_clients_parameters_are_left_alone(application: Any) -> None:
     assert application.engine.seen.logprobs == 0
 
 
+async def test_an_explored_call_is_sampled_as_ordered_and_recorded_so(application: Any) -> None:
+    application.params.temperature = 0.0
+    _, frame, _ = await ask(application, f"{GOOD} temperature=2.0,top_p=0.9,top_k=50,min_p=0.0")
+    seen, sampling = application.engine.seen, frame_of(frame)["sampling"]
+    assert (seen.temperature, seen.top_p, seen.top_k) == (2.0, 0.9, 50)
+    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (2.0, 0.9, 50)
+    assert application.params.temperature == 0.0
+
+
 @pytest.mark.parametrize("asked", [{"logprobs": 5}, {"logprob_token_ids": [7]}])
 async def test_logprobs_that_the_client_asked_for_stay_as_asked(application: Any, asked: dict[str, Any]) -> None:
     vars(application.params).update(asked)
