@@ -15,8 +15,8 @@ from proxy import lock, secrets
 from proxy.admin.context import Context
 from proxy.admin.routes import admin_router, open_router
 from proxy.asgi import Receive, Scope, Send
-from proxy.client_api import ClientApi
-from proxy.dialects import DIALECTS, read_call
+from proxy.client_api import ClientApi, serves
+from proxy.dialects import read_call
 from proxy.errors import DataInUse
 from proxy.forward import Forward
 from proxy.recorder import Recorder
@@ -31,6 +31,8 @@ from storage.journal import JournalWriter
 _log = logging.getLogger("slipstream.proxy")
 
 _STEP_SECONDS = 1.0
+_ADMIN = ("/admin", "/health", "/ready")
+"""What FastAPI serves; all else is an agent's."""
 
 
 class App:
@@ -55,17 +57,16 @@ class App:
         self._client_api: ClientApi | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
-            if scope["method"] == "POST" and scope["path"] in DIALECTS:
-                assert self._forward is not None
-                await self._forward(scope, receive, send)
-            else:
-                assert self._client_api is not None
-                await self._client_api(scope, receive, send)
-        elif scope["type"] == "lifespan":
+        if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
-        else:
+        elif scope["path"].startswith(_ADMIN):
             await self.fastapi(scope, receive, send)
+        elif serves(scope):
+            assert self._client_api is not None
+            await self._client_api(scope, receive, send)
+        else:
+            assert self._forward is not None
+            await self._forward(scope, receive, send)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The lifespan, with the data folder locked before anything in it is opened."""
@@ -96,7 +97,7 @@ class App:
         table = SessionTable(db, recorder, policy.live)
         await upstreams.start()
         await upstreams.check_all(settings.policy)
-        self._forward = Forward(upstreams, policy, table, recorder, settings.alias)
+        self._forward = Forward(settings, upstreams, policy, table, recorder)
         self._client_api = ClientApi(upstreams, table, recorder, settings.alias)
         self.fastapi.state.context = Context(
             settings, admin_key, upstreams, policy, table, recorder, ingestion, lambda: self.draining

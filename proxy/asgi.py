@@ -48,5 +48,5 @@ async def respond(send: Send, status: int, body: bytes, headers: Headers = ()) -
     await send({"type": "http.response.body", "body": body})
 
 
-async def respond_error(send: Send, error: ProxyError) -> None:
-    await respond(send, error.status, error.body, error.headers)
+async def respond_error(send: Send, error: ProxyError, headers: Headers = ()) -> None:
+    await respond(send, error.status, error.body, [*headers, *error.headers])

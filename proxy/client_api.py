@@ -19,8 +19,14 @@ from proxy.upstreams import Upstreams
 from storage.states import ClosedBy
 from storage.types import DEFAULT_OWNER, Identity, Reward, new_id
 
-_SESSION = re.compile(r"/v1/sessions/([^/]+)/(end|reward)")
+_OWN = re.compile(r"(?:/scenario/[^/]+)?(?:/session/[^/]+)?/v1/(?:models|sessions/([^/]+)/(end|reward))")
 _NOT_RECORDED = "recording is down: this was not kept; repeat it"
+
+
+def serves(scope: Scope) -> bool:
+    """Whether a request is for Slipstream itself, and not for vLLM."""
+    found = _OWN.fullmatch(_path(scope))
+    return found is not None and scope["method"] == ("POST" if found[1] else "GET")
 
 
 class RewardBody(BaseModel):
@@ -51,12 +57,10 @@ class ClientApi:
             await respond_error(send, error)
 
     async def _answer(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        path = scope["raw_path"].decode("latin-1").partition("?")[0]
-        if scope["method"] == "GET" and path == "/v1/models":
+        found = _OWN.fullmatch(_path(scope))
+        assert found is not None
+        if found[1] is None:
             return self._models()
-        found = _SESSION.fullmatch(path)
-        if scope["method"] != "POST" or not found:
-            raise NoSuchPath(f"{scope['method']} {scope['path']} is not served here")
         identity = Identity(DEFAULT_OWNER, check_tag("the session id", unquote(found[1])))
         if found[2] == "end":
             answer = self._end(identity)
@@ -99,6 +103,11 @@ def keep_reward(
     if not recorder.reward(reward):
         raise NotServing(_NOT_RECORDED)
     return {"id": reward.id, "session": identity.session_id}
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["raw_path"].decode("latin-1")
+    return path.partition("?")[0]
 
 
 def _episode(scope: Scope) -> int | None:

@@ -218,6 +218,14 @@ def _not_trainable(end: CallEnd, capture: _Capture) -> str | None:
     return None
 
 
+def supersede(db: Database, call: CallId) -> None:
+    """The client left the call and made it again; one that is not in the database is passed over."""
+    db.execute(
+        "UPDATE calls SET outcome = ?, not_trainable = ? WHERE id = ?",
+        (CallOutcome.SUPERSEDED, "superseded: the client left this call and made it again", call),
+    )
+
+
 def body(db: Database, seq: int, column: str = "request") -> bytes:
     """The request's bytes (or, with ``prompt_ids``, the ids as int32) of call ``seq``, decoded.
 

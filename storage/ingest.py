@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage import rewards, sessions
+from storage import calls, rewards, sessions
 from storage.calls import CallWriter, Reading, RecordedCall
 from storage.database import Database, OperationalError
 from storage.journal import JournalReader, JournalWriter, Kind, Position, Record
 from storage.records import unpack_close, unpack_end, unpack_reward, unpack_start
 from storage.states import CallOutcome
-from storage.types import CallEnd, CallStart, SessionKey, TaggedBy
+from storage.types import CallEnd, CallId, CallStart, SessionKey, TaggedBy
 
 _log = logging.getLogger("slipstream.ingest")
 
@@ -45,6 +45,7 @@ class _UnderWay:
     session: SessionKey
     pieces: list[bytes] = field(default_factory=list)
     capture: bytes | None = None
+    superseded: bool = False
 
 
 class Ingestion:
@@ -244,10 +245,21 @@ class Ingestion:
                 return
             key = newest.key
         self._under_way[record.id] = _UnderWay(start, request, record.segment, key)
+        if start.supersedes is not None:
+            self._supersede(start.supersedes)
+
+    def _supersede(self, call: CallId) -> None:
+        """A call was made again: what came of it first had no effect."""
+        under_way = self._under_way.get(call)
+        if under_way is not None:
+            under_way.superseded = True
+        calls.supersede(self._db, call)
 
     def _end(self, call: _UnderWay, end: CallEnd) -> None:
         recorded = RecordedCall(call.session, call.start, end, call.request, b"".join(call.pieces), call.capture)
         self._calls.write(recorded)
+        if call.superseded:
+            calls.supersede(self._db, call.start.id)
         sessions.count_call(self._db, call.session, call.start, end)
         if call.start.session_by is TaggedBy.NONE:
             self._calls.forget_session(call.session)  # it was the whole of it

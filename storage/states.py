@@ -96,6 +96,8 @@ class CallOutcome(StrEnum):
     """The response ended before its end (no `[DONE]`, a reset, an error frame)."""
     INTERRUPTED = "interrupted"
     """The proxy died during the call; found at the next start."""
+    SUPERSEDED = "superseded"
+    """The client left it, and made it again."""
 
 
 class Outcome(StrEnum):

@@ -94,6 +94,8 @@ class CallStart:
     scenario_by: TaggedBy = TaggedBy.HEADER
     ambiguous: tuple[str, ...] = ()
     """Sessions of this owner, this one maybe among them, of which nobody can tell whether the call continues them."""
+    supersedes: CallId | None = None
+    """The call, abandoned by its client, that this one repeats."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from proxy.dialects.types import Continued, Dialect, Issued
 from storage.calls import Reading
 from storage.types import CallStart
 
-__all__ = ["DIALECTS", "LONGEST_FRAME", "Continued", "Dialect", "Issued", "read_call"]
+__all__ = ["DIALECTS", "LONGEST_FRAME", "OTHER", "Continued", "Dialect", "Issued", "read_call"]
 
 _ALL: tuple[Dialect, ...] = (ChatCompletions(), Completions(), Responses(), Messages())
 
@@ -23,6 +23,12 @@ LONGEST_FRAME = max(len(frame) for dialect in _ALL for frame in (*dialect.last_f
 _BY_NAME = {dialect.name: dialect for dialect in _ALL}
 
 
+OTHER = "other"
+"""In place of a dialect's name: a call in which no tokens are sampled."""
+
+
 def read_call(start: CallStart, request: bytes, response: bytes) -> Reading:
-    """The reading of a recorded call, by its own dialect."""
+    """The reading of a recorded call, by its own dialect; of one without there is nothing to read."""
+    if start.dialect == OTHER:
+        return Reading((), ())
     return _BY_NAME[start.dialect].read(request, response, start.streamed)

@@ -1,0 +1,157 @@
+"""One call: the request as it arrived, and the exchange with vLLM that it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from proxy.asgi import Scope
+from proxy.capture import Exploration
+from proxy.dialects import LONGEST_FRAME
+from proxy.paths import Route
+from proxy.recorder import Recording
+from proxy.repeats import Abandoned, Answer
+from proxy.sessions import OpenSession
+from proxy.tags import Tags
+from proxy.upstreams import Upstream
+from storage.types import CallId, CallStart, Identity, version_name
+
+
+@dataclass(frozen=True)
+class Request:
+    """An agent's request, whole, and whose it is."""
+
+    scope: Scope
+    route: Route
+    tags: Tags
+    body: bytes
+    document: Any
+    """The body as JSON; None where it is none."""
+    call: CallId
+    identity: Identity
+    key: bytes
+    """By which a repeated call finds this one; empty: it is never given to another."""
+    repeats: bool
+    """The client says that it made this call before."""
+
+    @cached_property
+    def model(self) -> str:
+        """As the client wrote it; empty where it wrote none."""
+        name = self.document.get("model") if isinstance(self.document, dict) else None
+        return name if isinstance(name, str) else ""
+
+    @property
+    def streamed(self) -> bool:
+        return isinstance(self.document, dict) and self.document.get("stream") is True
+
+
+class Capturer(Protocol):
+    """Takes the tokens of a call out of its response."""
+
+    capture: bytes | None
+    """The tokens, once they are there: all choices have finished then."""
+
+    def feed(self, data: bytes) -> bytes:
+        """The client's bytes among those that came."""
+        ...
+
+    def end(self) -> bytes:
+        """What was held back, now that nothing more comes."""
+        ...
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A call under way."""
+
+    request: Request
+    start: CallStart
+    session: OpenSession | None
+    """None, like the recording: a request that is no call (a list of models)."""
+    recording: Recording | None
+    upstream: Upstream
+    nonce: str
+    model: str | None
+    """The vLLM model that answers; None: as the body says."""
+    capturer: Capturer
+    exploration: Exploration | None
+    """With what it is sampled; None: as the client asks."""
+    streams: bool = False
+    """The response is an event stream."""
+    tail: bytes = b"\n"
+    """The end of what came of it, where a frame may have begun."""
+    done: bool = False
+    """Its last frame came."""
+    failed: bool = False
+    """An error frame came."""
+    status: int | None = None
+    head: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """The response's headers, as the client gets them."""
+    pieces: list[bytes] = field(default_factory=list)
+    """What the client gets, kept where it may be asked for again."""
+    first_byte_at: float | None = None
+    held: bytes = b""
+    """The response's last bytes: they leave when the call's end is recorded."""
+    abandoned: Abandoned | None = None
+    """Set when the client has left."""
+    ended: bool = False
+
+    @property
+    def client_left(self) -> bool:
+        return self.abandoned is not None
+
+    @property
+    def captured(self) -> bool:
+        return self.capturer.capture is not None
+
+    def record(self, data: bytes) -> None:
+        """A piece of the response, for the journal and for a repetition of the call."""
+        if self.recording is not None:
+            self.recording.piece(data)
+        if self.request.key:
+            self.pieces.append(data)
+
+    def keep(self, data: bytes) -> None:
+        """A piece that leaves only when the call's end is recorded."""
+        if data:
+            self.record(data)
+            self.held += data
+
+    def record_capture(self) -> None:
+        if self.recording is not None and self.capturer.capture is not None:
+            self.recording.capture(self.capturer.capture)
+
+    async def settle(self) -> None:
+        """Until the records of the call are as safe as the settings ask."""
+        if self.recording is not None:
+            await self.recording.settle()
+
+    def answer(self) -> Answer:
+        """The whole response, to be given again."""
+        assert self.status is not None
+        return Answer(self.status, self.head, tuple(self.pieces))
+
+    def marks(self, policy: str) -> list[tuple[bytes, bytes]]:
+        """The headers that Slipstream adds to the response."""
+        if self.recording is None:
+            return []
+        found = [
+            (b"x-call-id", self.start.id.encode()),
+            (b"x-session-id", self.start.identity.session_id.encode()),
+        ]
+        if self.model is not None:
+            found.append((b"x-policy-version", version_name(policy, self.start.version).encode()))
+        if not self.recording.works:
+            found.append((b"x-slipstream-recorded", b"false"))
+        return found
+
+    def follow(self, data: bytes) -> None:
+        """Look for the frames that end a stream. They begin a line, which no text in a frame can, split anywhere."""
+        dialect = self.request.route.dialect
+        if dialect is None:
+            return
+        text = self.tail + data
+        self.failed = self.failed or any(b"\n" + frame in text for frame in dialect.error_frames)
+        self.done = self.done or any(b"\n" + frame in text for frame in dialect.last_frames)
+        self.tail = text[-LONGEST_FRAME:]
