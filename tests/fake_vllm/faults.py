@@ -1,5 +1,7 @@
 """What can go wrong, on demand: header `x-fake-fault: <name>` or `<name>:<number>`, or `metadata.fake_fault`.
 
+`x-fake-fault-first` is the same, but a call that an SDK repeats by itself (`x-stainless-retry-count`) meets no fault.
+
 | fault | what happens |
 |---|---|
 | `slow:S` | S seconds pass before the first byte |
@@ -10,7 +12,7 @@
 | `error-frame` | a stream breaks off with an error frame, then `[DONE]`; the capture says that it was not finished |
 | `no-done` | a stream ends without `[DONE]` |
 | `empty` | a stream has no frame at all |
-| `bad-request`, `rate-limit` | 400 and 429 in vLLM's form, the second with `Retry-After` |
+| `bad-request`, `rate-limit:N` | 400 and 429 in vLLM's form, the second with `Retry-After: N` (7 without N) |
 | `bad-gateway` | 502 with a page in HTML, chunked |
 | `split:N` | the bytes (the capture's, too) are written N at a time |
 | `huge` | a frame of three million bytes before the others |
@@ -37,6 +39,8 @@ Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 
 HEADER = b"x-fake-fault"
+_FIRST = b"x-fake-fault-first"
+_REPEATED = b"x-stainless-retry-count"
 TRANSPORT = "fake.transport"
 """The scope's extension that holds the connection; see `server.Protocol`."""
 
@@ -63,12 +67,13 @@ NO_FAULT = Fault("none")
 
 def asked_for(headers: Sequence[tuple[bytes, bytes]], request: Any) -> Fault:
     """The fault that a request asks for."""
-    for name, value in headers:
-        if name == HEADER:
-            return Fault.read(value.decode())
+    given = dict(headers)
+    text = given.get(HEADER) or (given.get(_FIRST) if given.get(_REPEATED, b"0") == b"0" else None)
+    if text is not None:
+        return Fault.read(text.decode())
     metadata = request.get("metadata") if isinstance(request, dict) else None
-    text = metadata.get("fake_fault") if isinstance(metadata, dict) else None
-    return Fault.read(text) if isinstance(text, str) else NO_FAULT
+    wanted = metadata.get("fake_fault") if isinstance(metadata, dict) else None
+    return Fault.read(wanted) if isinstance(wanted, str) else NO_FAULT
 
 
 def spoil(reply: Reply, fault: Fault) -> Reply:
@@ -77,7 +82,7 @@ def spoil(reply: Reply, fault: Fault) -> Reply:
         return replies.error(400, "BadRequestError", "max_tokens must be at least 1, got -1.")
     if fault.name == "rate-limit":
         busy = replies.error(429, "TooManyRequestsError", "the queue is full")
-        return replace(busy, headers=((b"retry-after", b"7"),))
+        return replace(busy, headers=((b"retry-after", b"%g" % (fault.number or 7)),))
     if fault.name == "bad-gateway":
         return Reply(502, (_PAGE, _PAGE), b"text/html", headers=((b"transfer-encoding", b"chunked"),))
     if fault.name == "cookies":

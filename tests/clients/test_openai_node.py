@@ -1,0 +1,73 @@
+"""The openai package for Node: tools, streams, its own loop over tools, raw responses, errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from storage.states import CallOutcome
+from tests.clients.program import CALLS
+from tests.clients.stage import Part, Played, Stage, assert_recorded, assert_same, assert_tokens, chain
+
+pytestmark = pytest.mark.clients
+
+PARTS = [
+    Part("plain", chain(CALLS), ends=True),
+    Part("stream", chain(CALLS), ends=True),
+    Part("tools", chain(3)),
+    Part("raw", (None,)),
+    Part("errors", (None, None)),
+    Part("busy", (None, None), headers={"x-fake-fault-first": "rate-limit:0.1"}),
+    Part("leaves", (None,), headers={"x-fake-fault": "stall:4"}),
+]
+
+
+@pytest.fixture(scope="module")
+def played(stage: Stage) -> dict[str, Played]:
+    return stage.play("openai_node", PARTS)
+
+
+@pytest.mark.parametrize("scene", ["plain", "stream"])
+def test_a_conversation_with_tools(stage: Stage, played: dict[str, Played], scene: str) -> None:
+    found = assert_same(played[scene])
+    calls = assert_recorded(stage, played[scene])
+    assert [call.choices[0].finish for call in calls] == ["tool_calls", "stop", "tool_calls", "tool_calls", "stop"]
+    if scene == "plain":
+        messages = [answer["choices"][0]["message"] for answer in found]
+        assert [len(message["tool_calls"]) for message in messages] == [2, 0, 1, 1, 0]
+        assert "4 °C in Oslo" in messages[-1]["content"]
+
+
+def test_the_packages_own_loop_over_tools(stage: Stage, played: dict[str, Played]) -> None:
+    text, messages = assert_same(played["tools"])
+    assert "4 °C in Oslo" in text
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert_recorded(stage, played["tools"])
+
+
+def test_raw_responses_have_our_headers_and_nothing_else(stage: Stage, played: dict[str, Played]) -> None:
+    direct, proxied = (found["transcript"] for found in (played["raw"].direct, played["raw"].proxied))
+    (call,) = assert_recorded(stage, played["raw"])
+    ours = {"x-call-id": call.id, "x-session-id": played["raw"].session, "x-policy-version": "policy@0"}
+    assert proxied == [direct[0], direct[1] | ours, direct[2]]
+
+
+def test_errors_are_those_of_vllm(stage: Stage, played: dict[str, Played]) -> None:
+    found = assert_same(played["errors"])
+    assert [error[0] for error in found] == ["NotFoundError", "BadRequestError"]
+    calls = stage.calls(played["errors"])
+    assert {call.outcome for call in calls} == {CallOutcome.UPSTREAM_ERROR}
+
+
+def test_a_busy_server_is_asked_again_by_the_package(stage: Stage, played: dict[str, Played]) -> None:
+    assert assert_same(played["busy"])["choices"][0]["finish_reason"] == "stop"
+    first, second = stage.calls(played["busy"])
+    assert (first.outcome, second.outcome) == (CallOutcome.UPSTREAM_ERROR, CallOutcome.COMPLETE)
+    assert_tokens(second, json.loads(stage.recorded.row(second.seq)["request"]))
+
+
+def test_a_stream_that_is_left(stage: Stage, played: dict[str, Played]) -> None:
+    assert_same(played["leaves"])
+    (call,) = stage.calls(played["leaves"])
+    assert call.outcome is CallOutcome.CLIENT_GONE
