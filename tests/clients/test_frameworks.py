@@ -19,12 +19,12 @@ _HEAD_AND_SUB_AGENT = (None, None, 1, 2, 0)
 PARTS = {
     "openai_agents": [
         Part("chat", chain(CALLS)),
-        Part("stream", chain(2)),
+        Part("stream", chain(2), "url"),
         Part("sub-agent", _HEAD_AND_SUB_AGENT),
         Part("structured", chain(1)),
     ],
     "pydantic_ai": [
-        Part("chat", chain(CALLS)),
+        Part("chat", chain(CALLS), "metadata"),
         Part("stream", chain(2)),
         Part("output tool", chain(2)),
         Part("native output", chain(1)),
@@ -36,7 +36,7 @@ PARTS = {
         Part("structured", chain(2)),
     ],
     "smolagents": [
-        Part("tools", chain(5)),
+        Part("tools", chain(5), "url"),
         Part("stream", chain(5)),
         Part("code", chain(1)),
     ],

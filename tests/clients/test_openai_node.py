@@ -14,7 +14,7 @@ pytestmark = pytest.mark.clients
 
 PARTS = [
     Part("plain", chain(CALLS), ends=True),
-    Part("stream", chain(CALLS), ends=True),
+    Part("stream", chain(CALLS), "url", ends=True),
     Part("tools", chain(3)),
     Part("raw", (None,)),
     Part("errors", (None, None)),

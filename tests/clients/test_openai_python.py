@@ -14,8 +14,8 @@ pytestmark = pytest.mark.clients
 
 PARTS = [
     Part("plain", chain(CALLS), ends=True),
-    Part("async", chain(CALLS), ends=True),
-    Part("stream", chain(CALLS), ends=True),
+    Part("async", chain(CALLS), "url", ends=True),
+    Part("stream", chain(CALLS), "metadata", ends=True),
     Part("async stream", (None,)),
     Part("structured", chain(2), ends=True),
     Part("raw", chain(2)),
