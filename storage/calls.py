@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,12 @@ class Reading:
     output: tuple[Message, ...]
     """One answer for each choice."""
     tools: tuple[Any, ...] = ()
+    response_id: str | None = None
+    """The name by which later requests may continue this call."""
+    continues: str | None = None
+    """The `response_id` of the call whose conversation comes before ``messages``, which then hold only what is new."""
+    grows: bool = False
+    """The one message is a text that later calls lengthen, the answers in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +94,7 @@ class CallWriter:
         start, end = call.start, call.end
         reading = self._read_call(start, call.request, call.response)
         capture = _Capture.read(call.capture)
-        messages = tuple(_canonical(message) for message in reading.messages)
-        parent = self._parent(call.session, messages)
-        known = len(parent.messages) if parent else 0
-        if parent:
-            messages = parent.messages + messages[known:]  # shared, since a long session repeats them in every call
+        parent, messages, new = self._place(call.session, reading)
         tools = dumps(reading.tools)
         size = len(call.request) + len(capture.prompt_ids)
         base = parent if parent and not deltas.is_due(parent.depth, parent.differences, size) else None
@@ -120,9 +122,10 @@ class CallWriter:
             first_byte_at=end.first_byte_at,
             ended_at=end.ended_at,
             sampling=orjson.dumps(capture.sampling).decode(),
-            input=_json(reading.messages[known:]),
+            input=_json(new),
             output=_json(reading.output),
             tools=tools.decode() if not parent or parent.tools != tools else None,
+            response_id=reading.response_id,
             depth=depth,
             request=request,
             response=call.response,
@@ -140,16 +143,34 @@ class CallWriter:
         remembered = _Remembered(seq, depth, differences, messages, tools, call.request, capture.prompt_ids)
         self._remember(call.session, [remembered])
 
-    def _parent(self, session: SessionKey, messages: tuple[bytes, ...]) -> _Remembered | None:
-        """The call with the longest message list that ``messages`` begins with; of equals the newest."""
+    def _place(
+        self, session: SessionKey, reading: Reading
+    ) -> tuple[_Remembered | None, tuple[bytes, ...], Sequence[Message]]:
+        """The call that this one continues, the whole conversation in canonical form, and what is new in it."""
         if session not in self._sessions:
             self._recall(session)
-        best: _Remembered | None = None
-        for earlier in self._sessions.get(session, ()):
-            length = len(earlier.messages)
-            if length and messages[:length] == earlier.messages and (not best or length >= len(best.messages)):
-                best = earlier
-        return best
+        earlier = self._sessions.get(session, [])
+        messages = tuple(_canonical(message) for message in reading.messages)
+        if reading.continues and (row := self._issuer(session, reading.continues)):
+            parent = next((call for call in earlier if call.seq == row["seq"]), None)
+            known = parent.messages if parent else ()
+            # The system prompt comes with each request, whatever it continues.
+            again = bool(messages) and messages[:1] == known[:1]
+            new = [*orjson.loads(row["output"])[:1], *reading.messages[again:]]
+            return parent, known + tuple(map(_canonical, new)), new
+        if reading.grows and messages:
+            parent = _longest(earlier, lambda known: _grew(known, messages))
+            return parent, messages, _lengthened(parent, reading.messages) if parent else reading.messages
+        parent = _longest(earlier, lambda known: messages[: len(known)] == known)
+        known = parent.messages if parent else ()
+        # Shared with the parent, since a long session repeats them in every call.
+        return parent, known + messages[len(known) :], reading.messages[len(known) :]
+
+    def _issuer(self, session: SessionKey, response_id: str) -> Row | None:
+        return self._db.first(
+            "SELECT seq, output FROM calls WHERE response_id = ? AND session = ? ORDER BY seq DESC",
+            (response_id, session),
+        )
 
     def _remember(self, session: SessionKey, calls: list[_Remembered]) -> None:
         self._sessions.setdefault(session, []).extend(calls)
@@ -169,13 +190,13 @@ class CallWriter:
         for row in rows:
             parent = built.get(row["parent"])
             base = parent if row["depth"] else None
-            messages = tuple(_canonical(message) for message in orjson.loads(row["input"]))
+            known = parent.messages if parent else ()
             differences = base.differences + len(row["request"]) + len(row["prompt_ids"]) if base else 0
             built[row["seq"]] = _Remembered(
                 seq=row["seq"],
                 depth=row["depth"],
                 differences=differences,
-                messages=(parent.messages if parent else ()) + messages,
+                messages=_joined(known, orjson.loads(row["input"])),
                 tools=row["tools"].encode() if row["tools"] else (parent.tools if parent else b"[]"),
                 request=deltas.decode(row["request"], base.request if base else None),
                 prompt_ids=deltas.decode(row["prompt_ids"], base.prompt_ids if base else None),
@@ -313,6 +334,46 @@ def rows(db: Database, session: SessionKey) -> list[dict[str, Any]]:
         values["streamed"] = bool(values["streamed"])
         decoded.append(values)
     return decoded
+
+
+def _longest(calls: list[_Remembered], begins: Callable[[tuple[bytes, ...]], bool]) -> _Remembered | None:
+    """The call with the longest conversation of those that ``begins`` accepts; of equals the newest."""
+    best: _Remembered | None = None
+    for call in calls:
+        known = call.messages
+        if known and (best is None or _size(known) >= _size(best.messages)) and begins(known):
+            best = call
+    return best
+
+
+def _size(messages: tuple[bytes, ...]) -> tuple[int, int]:
+    return len(messages), len(messages[-1])
+
+
+_TEXT_ENDS = b'","role":"user"}'
+"""How the canonical form of a plain message ends, behind its text."""
+
+
+def _grew(known: tuple[bytes, ...], messages: tuple[bytes, ...]) -> bool:
+    return len(known) == 1 and messages[0].startswith(known[0].removesuffix(_TEXT_ENDS))
+
+
+def _lengthened(parent: _Remembered, messages: tuple[Message, ...]) -> list[Message]:
+    """The text by which a message grew, marked as what it is."""
+    text = messages[0]["content"][len(orjson.loads(parent.messages[0])["content"]) :]
+    return [{**messages[0], "content": text, _GROWN: True}] if text else []
+
+
+_GROWN = "continues"
+"""Marks a stored message whose text lengthens that of the message before it."""
+
+
+def _joined(known: tuple[bytes, ...], new: list[Message]) -> tuple[bytes, ...]:
+    """The conversation of a call, from that of its parent and what was recorded as new."""
+    text = new[0].get("content") if new and new[0].get(_GROWN) is True else None
+    if isinstance(text, str) and len(known) == 1 and known[0].endswith(_TEXT_ENDS):
+        return (_canonical({"role": "user", "content": orjson.loads(known[0])["content"] + text}),)
+    return known + tuple(_canonical(message) for message in new)
 
 
 def _canonical(message: Message) -> bytes:

@@ -10,7 +10,7 @@ from proxy.dialects.types import Continued, Dialect, Issued
 from storage.calls import Reading
 from storage.types import CallStart
 
-__all__ = ["DIALECTS", "LONGEST_FRAME", "OTHER", "Continued", "Dialect", "Issued", "read_call"]
+__all__ = ["DIALECTS", "LONGEST_FRAME", "OTHER", "Continued", "Dialect", "Issued", "is_stream", "read_call"]
 
 _ALL: tuple[Dialect, ...] = (ChatCompletions(), Completions(), Responses(), Messages())
 
@@ -19,6 +19,9 @@ DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in _ALL}
 
 LONGEST_FRAME = max(len(frame) for dialect in _ALL for frame in (*dialect.last_frames, *dialect.error_frames))
 """Bytes that must be seen together to recognise how a stream ends."""
+
+_BLANKS = 64
+"""Of the bytes that may stand before a document."""
 
 _BY_NAME = {dialect.name: dialect for dialect in _ALL}
 
@@ -31,4 +34,9 @@ def read_call(start: CallStart, request: bytes, response: bytes) -> Reading:
     """The reading of a recorded call, by its own dialect; of one without there is nothing to read."""
     if start.dialect == OTHER:
         return Reading((), ())
-    return _BY_NAME[start.dialect].read(request, response, start.streamed)
+    return _BY_NAME[start.dialect].read(request, response, is_stream(response))
+
+
+def is_stream(response: bytes) -> bool:
+    """Whether a response is an event stream: the request does not tell, since vLLM takes `"stream": 1`, too."""
+    return not response[:_BLANKS].lstrip().startswith(b"{")

@@ -17,7 +17,10 @@ class Completions:
     error_frames: tuple[bytes, ...] = (b'data: {"error"',)  # a [DONE] follows
 
     def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
-        """Each prompt as a message of the user, each choice as an answer."""
+        """Each prompt as a message of the user, each choice as an answer.
+
+        An agent that goes on sends one text again, lengthened.
+        """
         asked = parse(request)
         prompts = [_text(prompt) for prompt in _prompts(asked)]
         texts = _texts(response, streamed)
@@ -27,7 +30,8 @@ class Completions:
                 prompt = prompts[min(index * len(prompts) // len(texts), len(prompts) - 1)] if index >= 0 else ""
                 texts[index] = text.removeprefix(prompt)
         answers: tuple[Message, ...] = tuple({"role": "assistant", "content": texts[index]} for index in sorted(texts))
-        return Reading(tuple({"role": "user", "content": prompt} for prompt in prompts), answers)
+        messages: tuple[Message, ...] = tuple({"role": "user", "content": prompt} for prompt in prompts)
+        return Reading(messages, answers, grows=len(prompts) == 1)
 
     def issued(self, response: bytes, streamed: bool) -> Issued:  # noqa: ARG002 - the protocol's
         """Nothing: a completion's prompt names no earlier one."""
@@ -46,8 +50,12 @@ def _prompts(document: Any) -> list[Any]:
 
 
 def _text(prompt: Any) -> str:
-    """A prompt as a person reads it: ids are shown as the numbers that they are."""
-    return prompt if isinstance(prompt, str) else f"token ids: {dumps(prompt).decode()}"
+    """A prompt as a person reads it: ids are shown as the numbers that they are, each with a space behind it."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+        return f"token ids: {''.join(f'{token} ' for token in prompt)}"
+    return dumps(prompt).decode()
 
 
 def _texts(response: bytes, streamed: bool) -> dict[int, str]:

@@ -46,8 +46,14 @@ class Responses:
         """The items of a turn as one message. A request that names an earlier response holds only what is new."""
         asked = parse(request)
         tools = tuple(_tool(tool) for tool in field(asked, "tools", list) or ())
-        _, items = _answered(response, streamed)
-        return Reading(tuple(_conversation(asked)), () if items is None else (_answer(items),), tools)
+        response_id, items = _answered(response, streamed)
+        return Reading(
+            tuple(_conversation(asked)),
+            () if items is None else (_answer(items),),
+            tools,
+            response_id=response_id,
+            continues=field(asked, "previous_response_id", str),
+        )
 
     def issued(self, response: bytes, streamed: bool) -> Issued:
         response_id, items = _answered(response, streamed)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from sqlite_utils.migrations import Migrations
 
-from storage.migrations import m001_first, m002_tags
+from storage.migrations import m001_first, m002_tags, m003_responses
 
 migrations = Migrations("slipstream")
 migrations(name="001_first")(m001_first.migrate)
 migrations(name="002_tags")(m002_tags.migrate)
+migrations(name="003_responses")(m003_responses.migrate)
 
 __all__ = ["migrations"]

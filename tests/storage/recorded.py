@@ -12,7 +12,7 @@ from typing import Any
 from storage import sessions
 from storage.calls import Message, Reading
 from storage.database import Database
-from storage.ingest import Ingestion
+from storage.ingest import Ingestion, ReadCall
 from storage.journal import JournalWriter, Kind
 from storage.records import Close, pack_close, pack_end, pack_reward, pack_start
 from storage.states import CallOutcome, ClosedBy
@@ -86,6 +86,7 @@ class Recorded:
     """Journal, ingestion and a reader's connection on one data folder."""
 
     folder: Path
+    read_call: ReadCall = read_call
     writer: JournalWriter = field(init=False)
     ingestion: Ingestion = field(init=False)
     db: Database = field(init=False)
@@ -97,7 +98,7 @@ class Recorded:
         self.db = Database(self.folder)
         after = self.db.number("SELECT segment FROM journal_position")
         self.writer = JournalWriter(self.folder / "journal", after=after)
-        self.ingestion = Ingestion(self.folder, self.writer, read_call)
+        self.ingestion = Ingestion(self.folder, self.writer, self.read_call)
 
     def abandon(self) -> None:
         """As `kill -9` leaves it: nothing is finished, only what the kernel holds is given back."""
@@ -115,7 +116,9 @@ class Recorded:
             assert self.ingestion.problem is None
 
     def begin(self, start: CallStart, messages: Sequence[Message], tools: Sequence[Any] = ()) -> None:
-        request = json.dumps({"messages": list(messages), "tools": list(tools)}).encode()
+        self.start(start, json.dumps({"messages": list(messages), "tools": list(tools)}).encode())
+
+    def start(self, start: CallStart, request: bytes) -> None:
         self.writer.append(Kind.START, start.id, pack_start(start), request)
 
     def piece(self, start: CallStart, data: bytes) -> None:

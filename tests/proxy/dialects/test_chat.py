@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from proxy.dialects import DIALECTS, read_call
+from proxy.dialects import Continued, Issued
 from proxy.dialects.chat import ChatCompletions
-from storage.text import dumps
-from storage.types import BASE, DEFAULT_OWNER, CallId, CallStart, Identity
 from tests.fake_vllm import replies
 from tests.fake_vllm.engine import BASE_WEIGHTS, Model
 
@@ -122,54 +117,44 @@ def test_an_error_frame_is_no_message() -> None:
     assert output(frames) == [{"role": "assistant", "content": "so far"}]
 
 
-def test_a_call_is_read_by_its_dialect() -> None:
-    assert list(DIALECTS) == ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
-    start = CallStart(
-        id=CallId("0" * 32),
-        identity=Identity(DEFAULT_OWNER, "s"),
-        scenario=None,
-        split="train",
-        agent=None,
-        dialect="chat",
-        path="/v1/chat/completions",
-        model="m",
-        version=BASE,
-        pinned=BASE,
-        upstream="u",
-        streamed=True,
-        started_at=0.0,
+TOOL_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+CARRIED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "as openai's client dumps it": (
+        {"content": "yes", "refusal": None, "annotations": [], "tool_calls": None},
+        {"content": "yes"},
+    ),
+    "with an empty text beside calls": ({"content": "", "tool_calls": [TOOL_CALL]}, {"tool_calls": [TOOL_CALL]}),
+    "with the indexes of a stream": (
+        {"content": None, "tool_calls": [{**TOOL_CALL, "index": 0}]},
+        {"tool_calls": [TOOL_CALL]},
+    ),
+    "with reasoning": ({"content": "yes", "reasoning": "hm"}, {"content": "yes", "reasoning": "hm"}),
+    "empty": ({"content": ""}, {"content": ""}),
+}
+
+
+@pytest.mark.parametrize(("carried", "normal"), CARRIED.values(), ids=CARRIED.keys())
+def test_the_next_request_carries_the_answer_back_in_the_same_form(
+    carried: dict[str, Any], normal: dict[str, Any]
+) -> None:
+    message = {"role": "assistant", **carried}
+    plain = orjson.dumps({"choices": [{"index": 0, "message": message}]})
+    request = {"messages": [{"role": "user", "content": "x", "name": None}, message]}
+    assert output(plain, streamed=False) == [{"role": "assistant", **normal}]
+    assert CHAT.read(orjson.dumps(request), b"", False).messages == (
+        {"role": "user", "content": "x", "name": None},
+        {"role": "assistant", **normal},
     )
-    assert read_call(start, b"{}", stream((0, {"content": "x"}))).output == ({"role": "assistant", "content": "x"},)
 
 
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-names = st.sampled_from(["content", "tool_calls", "role", "refusal", "reasoning", "index", "function", "id", "name"])
-fragment = st.dictionaries(st.sampled_from(["index", "id", "type", "function", "name", "arguments"]), anything)
-delta = st.dictionaries(names, anything | st.lists(fragment | anything, max_size=3), max_size=4)
-choice = st.fixed_dictionaries({"delta": delta | anything}, optional={"index": anything, "message": delta | anything})
-document = st.fixed_dictionaries({"choices": st.lists(choice | anything, max_size=3) | anything})
+def test_the_old_form_of_a_call_is_put_together_too() -> None:
+    frames = stream((0, {"function_call": {"name": "f", "arguments": "{"}}), (0, {"function_call": {"arguments": "}"}}))
+    assert output(frames) == [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]
 
 
-@given(st.lists(document | anything, max_size=5))
-def test_nothing_that_a_server_sends_stops_the_reading(documents: list[Any]) -> None:
-    frames = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in documents)
-    assert dumps(output(frames))
-    for one in documents:
-        assert dumps(output(json.dumps(one).encode(), streamed=False))
-        assert CHAT.read(json.dumps(one).encode(), b"", False).output == ()
-
-
-@given(st.binary(max_size=200))
-def test_nothing_that_is_no_json_stops_the_reading(data: bytes) -> None:
-    for streamed in (False, True):
-        CHAT.read(data, b"data: " + data, streamed)
-
-
-@pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b'{"messages":' + b"[" * 900 + b"]" * 900 + b"}"])
-def test_deep_nesting_stops_nothing(data: bytes) -> None:
-    reading = CHAT.read(data, data, False)
-    assert dumps(reading.messages) == b"[]"
+def test_names_that_calls_give_away_and_take_up() -> None:
+    frames = stream((0, {"tool_calls": [call(0, id="a", name="f")]}), (1, {"tool_calls": [call(0, id="b", name="f")]}))
+    assert CHAT.issued(frames, True) == Issued(None, ("a", "b"))
+    asked = [{"role": "user", "content": "x"}, {"role": "tool", "tool_call_id": "a"}, {"role": "tool"}]
+    assert CHAT.continued({"messages": asked}) == Continued(None, ("a",))
