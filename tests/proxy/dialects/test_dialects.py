@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from proxy.dialects import DIALECTS, LONGEST_FRAME, Dialect, Issued, is_stream, 
 from proxy.dialects.documents import metadata
 from storage.text import dumps
 from storage.types import BASE, DEFAULT_OWNER, CallId, CallStart, Identity
-from tests.proxy.dialects.sent import TOOL_CALLS, answer, sent
+from tests.proxy.dialects.sent import TOOL_CALLS, answer, sent, stream
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = DIALECTS.values()
 
@@ -122,28 +121,34 @@ def test_metadata() -> None:
         assert metadata(document) == {}
 
 
+PART = "x" * 200
+
+LONG: dict[str, tuple[Dialect, Any, Any]] = {
+    "chat": (CHAT, {}, {"choices": [{"index": 0, "delta": {"content": PART}}]}),
+    "completions": (COMPLETIONS, {}, {"choices": [{"index": 0, "text": PART}]}),
+    "responses": (
+        RESPONSES,
+        {"type": "response.output_item.added", "item": {"type": "message", "id": "m"}},
+        {"type": "response.output_text.delta", "output_index": 0, "item_id": "m", "delta": PART},
+    ),
+    "messages": (
+        MESSAGES,
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": PART}},
+    ),
+}
+
+
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["chat", "completions", "responses", "messages"])
-def test_a_long_stream_costs_no_more_for_each_frame(kind: str) -> None:
-    """Would a text be joined anew with each frame, this copied hundreds of gigabytes."""
-    part, times = "x" * 200, 50_000
-    delta: dict[str, Any] = {
-        "chat": {"choices": [{"index": 0, "delta": {"content": part}}]},
-        "completions": {"choices": [{"index": 0, "text": part}]},
-        "responses": {"type": "response.output_text.delta", "output_index": 0, "item_id": "m", "delta": part},
-        "messages": {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": part}},
-    }[kind]
-    begin: dict[str, Any] = {
-        "responses": {"type": "response.output_item.added", "item": {"type": "message", "id": "m"}},
-        "messages": {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-    }.get(kind, {})
-    frame = b"data: " + orjson.dumps(delta) + b"\n\n"
-    dialect = next(one for one in DIALECTS.values() if one.name == kind)
-    frames = b"data: " + orjson.dumps(begin) + b"\n\n" + frame * times
-    assert [message["content"] for message in dialect.read(b"{}", frames, True).output] == [part * times]
+@pytest.mark.parametrize(("dialect", "begin", "delta"), LONG.values(), ids=LONG.keys())
+def test_a_long_stream_costs_no_more_for_each_frame(dialect: Dialect, begin: Any, delta: Any) -> None:
+    """Were a text joined anew with each frame, this copied hundreds of gigabytes."""
+    times = 50_000
+    frames = stream(begin) + stream(delta) * times
+    assert [message["content"] for message in dialect.read(b"{}", frames, True).output] == [PART * times]
 
 
-anything = st.recursive(
+anything: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=6,
@@ -163,7 +168,7 @@ _KINDS = (
 )
 names, kinds = st.sampled_from(_NAMES.split()), st.sampled_from(_KINDS.split())
 indexes = st.integers(-1, 2)
-document = st.recursive(
+document: st.SearchStrategy[Any] = st.recursive(
     kinds | indexes | anything,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=6),
     max_leaves=25,
