@@ -1,0 +1,1 @@
+"""What the proxy costs: `./scripts/bench/proxy`. See `__main__`."""
