@@ -3,16 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.fake_vllm import capture, faults, replies
+from pydantic import BaseModel
+
+from tests.fake_vllm import (
+    capture,
+    chat,
+    completions,
+    control,
+    faults,
+    messages,
+    pooling,
+    responses,
+    tokenization,
+    transcriptions,
+    validation,
+)
 from tests.fake_vllm.faults import Message, Send
-from tests.fake_vllm.replies import Reply
-from tests.fake_vllm.state import Received, State
+from tests.fake_vllm.replies import Asked, Reply, document, error
+from tests.fake_vllm.state import Received, State, Stored
+from tests.fake_vllm.validation import Refused
 
 Receive = Callable[[], Awaitable[Message]]
+
+_PAUSE_SECONDS = 0.01
+_ANSWERS, _SMALL = 256, 2**16
+"""So many answers are kept, to requests of at most that many bytes."""
+
+_GENERATING: dict[str, tuple[type[BaseModel], str]] = {
+    "/v1/chat/completions": (validation.Chat, "messages"),
+    "/v1/completions": (validation.Completion, "prompt"),
+    "/v1/responses": (validation.Responses, "input"),
+    "/v1/messages": (validation.Messages, "messages"),
+}
+"""The dialects: the form of a request, and what it asks."""
+_FORMS: dict[str, type[BaseModel]] = {
+    **{path: form for path, (form, _) in _GENERATING.items()},
+    **dict.fromkeys(pooling.ANSWERS, validation.Input),
+    "/v1/messages/count_tokens": validation.CountTokens,
+    "/tokenize": validation.Tokenize,
+    "/detokenize": validation.Detokenize,
+    "/v1/load_lora_adapter": validation.Adapter,
+    "/v1/unload_lora_adapter": validation.AdapterName,
+}
+_TRANSCRIPTIONS = "/v1/audio/transcriptions"
 
 
 class FakeApp:
@@ -21,7 +60,11 @@ class FakeApp:
     def __init__(self, state: State, secret: str | None, *, runtime_adapters: bool) -> None:
         self.state = state
         self._secret = secret
-        self._runtime_adapters = runtime_adapters
+        self._paths = set(_FORMS) - (
+            set() if runtime_adapters else {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+        )
+        self._numbers = itertools.count()
+        self._answers: dict[object, Reply] = {}
         self.next_faults: dict[str, str] = {}
         """By path: the fault of the next request to it."""
         self.fault_after_load: str | None = None
@@ -31,92 +74,194 @@ class FakeApp:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
-        body = await _body(receive)
         headers = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
-        received = Received(scope["method"], scope["path"], scope["query_string"], headers, body)
-        self.state.requests.append(received)
+        received = Received(scope["method"], scope["path"], scope["query_string"], headers, b"")
+        if self.state.keeps_requests:
+            self.state.requests.append(received)
+        body = await _body(receive)
+        if body is None:
+            received.cancelled.set()
+            return
+        received.body = body
         mark = capture.read_mark(headers, self._secret)
-        request = _parse(body)
-        reply = self._answer(received, request, mark)
-        ordered = self.next_faults.pop(received.path, None)
-        fault = faults.Fault.read(ordered) if ordered else faults.asked_for(headers, request)
-        reply = faults.spoil(reply, fault)
-        writing = asyncio.ensure_future(
-            faults.write(reply, fault, mark, self._secret is not None, scope, _plain(send, reply))
-        )
-        await _until_gone(writing, receive, received)
+        answering = asyncio.ensure_future(self._respond(received, mark, scope, send))
+        await _until_gone(answering, receive, received)
 
-    def _answer(self, received: Received, request: Any, mark: capture.Mark | None) -> Reply:
-        match received.method, received.path:
-            case "GET", "/v1/models":
-                return replies.document({"object": "list", "data": self.state.cards()})
-            case "POST", "/v1/load_lora_adapter" if self._runtime_adapters:
-                return self._load(request)
-            case "POST", "/v1/unload_lora_adapter" if self._runtime_adapters:
-                return self._unload(request)
-            case "POST", "/v1/chat/completions" | "/v1/completions":
-                return self._generate(received, request, mark)
-        return replies.error(404, "Not Found", "Not Found")
+    def answer(self, path: str, request: dict[str, Any]) -> Reply:
+        """The answer to a request that nobody sent."""
+        body = json.dumps(request).encode()
+        return self._answer(Received("POST", path, b"", [(b"content-type", b"application/json")], body), None)
 
-    def _generate(self, received: Received, request: Any, mark: capture.Mark | None) -> Reply:
-        if not isinstance(request, dict):
-            return replies.error(400, "BadRequestError", "the body is no JSON object")
-        needed = "messages" if received.path == "/v1/chat/completions" else "prompt"
-        if (
-            not isinstance(request.get(needed), list)
-            or not request[needed]
-            or not isinstance(request.get("model"), str)
-        ):
-            return replies.error(400, "BadRequestError", f"Field required: {needed} and model")
-        name = mark.model if mark is not None and mark.model is not None else request["model"]
-        request = {**request, **mark.exploration} if mark is not None else request
+    async def _respond(self, received: Received, mark: capture.Mark | None, scope: Any, send: Send) -> None:
+        generates = received.path in _GENERATING
+        self.state.running += generates
+        try:
+            while generates and (self.state.paused or self.state.sleeping):  # noqa: ASYNC110 - set by any thread
+                await asyncio.sleep(_PAUSE_SECONDS)
+            reply = self._answer(received, mark)
+            ordered = self.next_faults.pop(received.path, None)
+            fault = faults.Fault.read(ordered) if ordered else faults.asked_for(received)
+            await faults.write(
+                faults.spoil(reply, fault, received.path), fault, mark, self._secret is not None, scope, send
+            )
+        finally:
+            self.state.running -= generates
+
+    def _answer(self, received: Received, mark: capture.Mark | None) -> Reply:
+        try:
+            return self._served(received, mark)
+        except Refused as no:
+            if no.kind != "Bad Request" and received.path.startswith("/v1/messages"):
+                return messages.error(no.status, no.kind, no.message)
+            return error(no.status, no.kind, no.message, no.param)
+        except (LookupError, AttributeError, TypeError, ValueError) as fault:
+            # A request that has its form outside and not inside: vLLM says what its own code stumbled over.
+            return error(400, "BadRequestError", f"{type(fault).__name__}: {fault}")
+
+    def _served(self, received: Received, mark: capture.Mark | None) -> Reply:
+        method, path = received.method, received.path
+        if method == "GET" and path == "/v1/models":
+            return document({"object": "list", "data": self.state.cards()})
+        if path.startswith("/v1/responses/"):
+            return self._stored(method, path.removeprefix("/v1/responses/"))
+        if path == _TRANSCRIPTIONS and method == "POST":
+            form = transcriptions.read_form(dict(received.headers).get(b"content-type", b""), received.body)
+            return transcriptions.reply(self._asked(form, received, mark))
+        if path in self._paths and method == "POST":
+            return self._post(received, mark)
+        found = control.reply(self.state, method, path, received.query)
+        if found is not None:
+            return found
+        if path in self._paths or path in ("/v1/models", _TRANSCRIPTIONS):
+            allowed = b"GET" if path == "/v1/models" else b"POST"
+            return Reply(405, (b'{"detail":"Method Not Allowed"}',), headers=((b"allow", allowed),))
+        return document({"detail": "Not Found"}, 404)
+
+    def _post(self, received: Received, mark: capture.Mark | None) -> Reply:
+        path = received.path
+        given = validation.read_json(dict(received.headers), received.body)
+        request = validation.read(_FORMS[path], given)
+        if path == "/v1/load_lora_adapter":
+            return self._load(request)
+        if path == "/v1/unload_lora_adapter":
+            return self._unload(request)
+        asked = self._asked(request, received, mark)
+        if path in _GENERATING:
+            return self._generate(asked, path) if self.state.stores else self._known(asked, path, len(received.body))
+        match path:
+            case "/tokenize":
+                return tokenization.tokenize(request)
+            case "/detokenize":
+                return tokenization.detokenize(request)
+            case "/v1/messages/count_tokens":
+                return messages.count_tokens(request)
+        return pooling.ANSWERS[path](asked)
+
+    def _asked(self, request: dict[str, Any], received: Received, mark: capture.Mark | None) -> Asked:
+        """Raises Refused for a model that is not there."""
+        shown = request.get("model") or self.state.base or ""
+        name = mark.model if mark is not None and mark.model is not None else shown
         model = self.state.model(name)
         if model is None:
-            return replies.error(404, "NotFoundError", f"The model `{name}` does not exist.")
-        if needed == "messages":
-            return replies.chat(model, request, received.body)
-        return replies.completion(model, request)
+            text = f"The model `{name}` does not exist. Valid aliases: {self.state.base}."
+            raise Refused(404, "NotFoundError", text, "model")
+        salt = received.header("x-request-id") or hashlib.sha256(received.body).hexdigest()
+        number = str(next(self._numbers)) if self.state.unique_ids else ""
+        explored = mark.exploration if mark is not None else {}
+        return Asked(model, shown, request, salt + number, number, explored)
+
+    def _known(self, asked: Asked, path: str, size: int) -> Reply:
+        """The answer, at once where the request was answered before: who measures others must not wait for the fake."""
+        key = (path, asked.model, asked.name, asked.salt, *asked.exploration.items())
+        found = self._answers.get(key)
+        if found is None:
+            found = self._generate(asked, path)
+            if len(self._answers) >= _ANSWERS:
+                self._answers.clear()
+            if size <= _SMALL:
+                self._answers[key] = found
+        return found
+
+    def _generate(self, asked: Asked, path: str) -> Reply:
+        request = asked.request
+        validation.check_stream_options(request)
+        if not request[_GENERATING[path][1]]:
+            raise validation.wrong(f"{_GENERATING[path][1]} must not be empty", _GENERATING[path][1])
+        if not (request.get("max_tokens") == 0 and request.get("echo")):
+            validation.check_sampling(request)
+        match path:
+            case "/v1/chat/completions":
+                return chat.reply(asked)
+            case "/v1/completions":
+                return completions.reply(asked)
+            case "/v1/messages":
+                return messages.reply(asked)
+        return self._responses(asked)
+
+    def _responses(self, asked: Asked) -> Reply:
+        request = asked.request
+        if request.get("background") and not self.state.stores:
+            text = "This vLLM engine does not support `store=True` and therefore does not support the background mode."
+            raise validation.wrong(text, "background", "invalid_request_error")
+        before = request.get("previous_response_id")
+        if before is not None and before not in self.state.stored:
+            raise _unknown_response(before)
+        reply, whole, conversation = responses.reply(asked, self.state.stored[before].messages if before else [])
+        if self.state.stores and request.get("store") is not False:
+            self.state.stored[whole["id"]] = Stored(whole, conversation)
+        return reply
+
+    def _stored(self, method: str, rest: str) -> Reply:
+        response_id, _, action = rest.partition("/")
+        if (method, action) not in (("GET", ""), ("POST", "cancel")):
+            return document({"detail": "Not Found"}, 404)
+        if response_id not in self.state.stored:
+            raise _unknown_response(response_id)
+        if action:
+            text = "Cannot cancel a synchronous response."
+            raise validation.wrong(text, "response_id", "invalid_request_error")
+        return document(self.state.stored[response_id].document)
 
     def _load(self, request: Any) -> Reply:
         name, folder = request["lora_name"], request["lora_path"]
+        if not name or not folder:
+            raise validation.wrong("Both 'lora_name' and 'lora_path' must be provided.", kind="InvalidUserInput")
         if name in self.state.adapters:
-            return replies.error(400, "InvalidUserInput", f"The lora adapter '{name}' has already been loaded.")
+            text = (
+                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+                "'load_inplace' to True."
+            )
+            raise validation.wrong(text, kind="InvalidUserInput")
         try:
             self.state.load(name, folder)
-        except OSError:
-            return replies.error(404, "NotFoundError", f"Loading lora {name} failed: No adapter found for {folder}")
+        except OSError as missing:
+            text = f"Loading lora {name} failed: No adapter found for {folder}"
+            raise Refused(404, "NotFoundError", text) from missing
         if self.fault_after_load is not None:
             self.next_faults["/v1/models"], self.fault_after_load = self.fault_after_load, None
-        return Reply(200, (f"Success: LoRA adapter '{name}' added successfully.".encode(),), b"text/plain")
+        return Reply(200, (f"Success: LoRA adapter '{name}' added successfully.".encode(),), None)
 
     def _unload(self, request: Any) -> Reply:
         name = request["lora_name"]
         if self.state.adapters.pop(name, None) is None:
-            return replies.error(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
-        return Reply(200, (f"Success: LoRA adapter '{name}' removed successfully.".encode(),), b"text/plain")
+            raise Refused(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
+        return Reply(200, (f"Success: LoRA adapter '{name}' removed successfully.".encode(),), None)
 
 
-def _plain(send: Send, reply: Reply) -> Send:
-    """`send`, with the length's place left to the server where a response is chunked."""
-
-    async def without(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = [pair for pair in message["headers"] if pair[0] != b"transfer-encoding"]
-            message = {**message, "headers": headers}
-        await send(message)
-
-    return without
+def _unknown_response(response_id: str) -> Refused:
+    text = f"Response with id '{response_id}' not found."
+    return Refused(404, "invalid_request_error", text, "response_id")
 
 
-async def _until_gone(writing: asyncio.Future[None], receive: Receive, received: Received) -> None:
+async def _until_gone(answering: asyncio.Future[None], receive: Receive, received: Received) -> None:
     """Wait for the end of the response, or for the client to leave before it."""
     gone = asyncio.ensure_future(_gone(receive))
     try:
-        await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not writing.done():
+        await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
             received.cancelled.set()
-            writing.cancel()
-        await asyncio.gather(writing, return_exceptions=received.cancelled.is_set())
+            answering.cancel()
+        await asyncio.gather(answering, return_exceptions=received.cancelled.is_set())
     finally:
         gone.cancel()
 
@@ -126,20 +271,16 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _body(receive: Receive) -> bytes:
+async def _body(receive: Receive) -> bytes | None:
+    """The request's body; None where the client left before its end."""
     parts = []
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)
-
-
-def _parse(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

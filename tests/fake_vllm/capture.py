@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from tests.fake_vllm.engine import Choice
+from tests.fake_vllm.engine import Choice, structured
+from tests.fake_vllm.tokens import multimodal
 
 HEADER = b"x-slipstream"
 AS_THE_BODY_SAYS = "-"
@@ -41,14 +42,23 @@ def read_mark(headers: Sequence[tuple[bytes, bytes]], secret: str | None) -> Mar
     return Mark(nonce, None if model == AS_THE_BODY_SAYS else unquote(model), exploration)
 
 
-def payload(prompt: list[int], choices: Sequence[Choice], sampling: dict[str, Any], reason: str | None = None) -> bytes:
+def payload(
+    prompts: Sequence[list[int]], choices: Sequence[Choice], sampling: dict[str, Any], reason: str | None = None
+) -> bytes:
     """The capture, version 1."""
     document = {
         "v": 1,
         "reason": reason,
-        "prompts": [prompt],
+        "prompts": prompts,
         "choices": [
-            {"index": c.index, "prompt": 0, "ids": c.ids, "logprobs": c.logprobs, "finish": c.finish, "stop": None}
+            {
+                "index": c.index,
+                "prompt": c.prompt,
+                "ids": c.ids,
+                "logprobs": c.logprobs,
+                "finish": c.finish,
+                "stop": c.stop,
+            }
             for c in choices
         ],
         "sampling": sampling,
@@ -56,12 +66,25 @@ def payload(prompt: list[int], choices: Sequence[Choice], sampling: dict[str, An
     return json.dumps(document, separators=(",", ":")).encode()
 
 
+def refused(request: dict[str, Any]) -> str | None:
+    """Why what this request generates cannot be trained on."""
+    if request.get("use_beam_search"):
+        return "beam search: its tokens are chosen, not sampled"
+    if multimodal(request.get("messages") or ()):
+        return "multimodal prompt: its token ids do not hold the whole input"
+    if request.get("background"):
+        return "background: the answer is generated after the response"
+    if request.get("echo") and request.get("max_tokens") == 0:
+        return "echo with max_tokens 0: the sampled token is not delivered"
+    return None
+
+
 def frame(nonce: str, captured: bytes) -> bytes:
     return b"\x1e%b %d\n%b" % (nonce.encode(), len(captured), captured)
 
 
-def sampling(request: dict[str, Any]) -> dict[str, Any]:
-    """The effective sampling parameters: the request's, else vLLM's defaults."""
+def sampling(request: dict[str, Any], limit: int) -> dict[str, Any]:
+    """The effective sampling parameters: the request's, else vLLM's defaults. ``limit`` is that of tokens."""
     defaults: dict[str, Any] = {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -72,14 +95,13 @@ def sampling(request: dict[str, Any]) -> dict[str, Any]:
         "repetition_penalty": 1.0,
         "seed": None,
         "n": 1,
-        "max_tokens": None,
         "min_tokens": 0,
     }
-    found = {name: request.get(name, value) for name, value in defaults.items()}
-    structured = (request.get("response_format") or {}).get("type") in ("json_object", "json_schema")
+    found = {name: value if (given := request.get(name)) is None else given for name, value in defaults.items()}
     return {
         **found,
+        "max_tokens": limit,
         "logit_bias": bool(request.get("logit_bias")),
-        "structured": structured,
+        "structured": structured(request),
         "logits_processors": False,
     }

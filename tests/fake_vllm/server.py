@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.fake_vllm.app import FakeApp
-from tests.fake_vllm.faults import TRANSPORT
+from tests.fake_vllm.faults import CONNECTION
 from tests.fake_vllm.state import Received, State
 
 _START_SECONDS = 10.0
@@ -23,9 +23,17 @@ SECRET = "the-secret-of-proxy-and-plugin"
 class Protocol(HttpToolsProtocol):
     """Uvicorn's protocol; the app may reach the connection, to break it."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.lost = asyncio.Event()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {TRANSPORT: self.transport}  # type: ignore[dict-item]  # not an ASGI extension
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]  # not an ASGI extension
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+        super().connection_lost(exc)
 
 
 class Serving:
@@ -41,6 +49,11 @@ class Serving:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """The connections that are open."""
+        return 0 if self._server is None else len(self._server.server_state.connections)
 
     def start(self) -> None:
         """Listen; returns when requests are served. Raises RuntimeError when the app's start-up fails."""
@@ -75,10 +88,12 @@ class FakeVllm:
         secret: str | None = SECRET,
         runtime_adapters: bool = True,
         port: int = 0,
+        unique_ids: bool = False,
+        stores: bool = False,
     ) -> None:
-        """``port`` 0: the OS chooses, at the first start."""
+        """``port`` 0: the OS chooses, at the first start. For the last two see `State`."""
         self.secret = secret
-        self.state = State(model, "/models/base")
+        self.state = State(model, "/models/base", unique_ids=unique_ids, stores=stores)
         self._app = FakeApp(self.state, secret, runtime_adapters=runtime_adapters)
         self._serving = Serving(self._app, Protocol)
         self._serving.port = port
@@ -92,6 +107,11 @@ class FakeVllm:
         return self._serving.port
 
     @property
+    def connections(self) -> int:
+        """The connections that are open at this moment."""
+        return self._serving.connections
+
+    @property
     def requests(self) -> list[Received]:
         """Everything that was asked of it, oldest first."""
         return self.state.requests
@@ -99,6 +119,10 @@ class FakeVllm:
     def calls(self, path: str = "/v1/chat/completions") -> list[Received]:
         """The requests to ``path``."""
         return [request for request in self.state.requests if request.path == path]
+
+    def answer(self, path: str, request: dict[str, Any]) -> bytes:
+        """The body of the answer to a request, without a server."""
+        return b"".join(self._app.answer(path, request).parts)
 
     def fail_next(self, path: str, fault: str) -> None:
         """The next request to ``path`` meets ``fault``; for requests whose headers are not the test's."""
@@ -115,9 +139,10 @@ class FakeVllm:
         self._serving.stop()
 
     def restart(self) -> None:
-        """The process dies and comes back on its port: without the adapters that were loaded."""
+        """The process dies and comes back on its port: without the adapters and the responses that it held."""
         self.stop()
         self.state.adapters.clear()
+        self.state.stored.clear()
         self.start()
 
     def __enter__(self) -> Self:

@@ -8,9 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from tests.fake_vllm.engine import BASE_WEIGHTS, Model
+from tests.fake_vllm.replies import CREATED
+from tests.fake_vllm.validation import MAX_MODEL_LEN
 
-CREATED = 1_700_000_000
-"""Every document's time: answers to equal requests are equal bytes."""
+_PERMISSION: dict[str, Any] = {
+    "id": "",
+    "object": "model_permission",
+    "created": CREATED,
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
 
 
 @dataclass(slots=True)
@@ -38,6 +52,14 @@ class Adapter:
 
 
 @dataclass(slots=True)
+class Stored:
+    """A response that is kept, and the conversation up to its end."""
+
+    document: dict[str, Any]
+    messages: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
 class State:
     """The models of one life of the server; a restart forgets the adapters."""
 
@@ -48,6 +70,17 @@ class State:
     served_as_base: bool = False
     """Adapters are listed, and answered by the base model, as vLLM does where no module name fits."""
     requests: list[Received] = field(default_factory=list)
+    keeps_requests: bool = True
+    sleeping: bool = False
+    paused: bool = False
+    """While it sleeps or pauses, what is to be generated waits."""
+    running: int = 0
+    """The answers that are being generated or written."""
+    stores: bool = False
+    """As with `VLLM_ENABLE_RESPONSES_API_STORE=1`: responses can be read again, and continued by their id."""
+    stored: dict[str, Stored] = field(default_factory=dict)
+    unique_ids: bool = False
+    """As in a real vLLM no two responses have the same ids; else those to equal requests are equal bytes."""
 
     def model(self, name: str) -> Model | None:
         """The model that answers to ``name``."""
@@ -64,7 +97,7 @@ class State:
         """The models as `/v1/models` lists them."""
         if self.base is None:
             return []
-        base = {**_card(self.base, self.root, None), "max_model_len": 4096}
+        base = {**_card(self.base, self.root, None), "max_model_len": MAX_MODEL_LEN}
         return [base, *(_card(name, adapter.folder, self.base) for name, adapter in self.adapters.items())]
 
 
@@ -77,5 +110,5 @@ def _card(name: str, root: str, parent: str | None) -> dict[str, Any]:
         "root": root,
         "parent": parent,
         "max_model_len": None,
-        "permission": [],
+        "permission": [{**_PERMISSION, "id": f"modelperm-{name}"}],
     }

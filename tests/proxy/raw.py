@@ -37,7 +37,9 @@ def connect(url: str) -> socket.socket:
 
 
 def send(connection: socket.socket, path: str, body: bytes, headers: dict[str, str | bytes] | None = None) -> None:
-    """A POST, on the wire."""
+    """A POST, on the wire; of JSON where ``headers`` do not say otherwise."""
+    if not any(name.lower() == "content-type" for name in headers or ()):
+        headers = {"content-type": "application/json", **(headers or {})}
     lines = [b"POST %b HTTP/1.1" % path.encode(), b"host: here", b"content-length: %d" % len(body)]
     for name, value in (headers or {}).items():
         lines.append(name.encode() + b": " + (value if isinstance(value, bytes) else value.encode()))

@@ -27,6 +27,7 @@ from tests.fake_vllm.server import Serving
 PROJECT = Path(__file__).parents[2]
 ADMIN_KEY = "the-admin-key"
 CHAT = "/v1/chat/completions"
+_JSON = {"content-type": "application/json"}
 
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ class RunningProxy:
         self.app = App(self.settings, step_seconds=0.1)
         self.serving = Serving(wrap(self.app))
         self.serving.start()
-        self.client = httpx.Client(base_url=self.serving.url, timeout=20)
+        self.client = httpx.Client(base_url=self.serving.url, timeout=20, headers=_JSON)
 
     @property
     def url(self) -> str:
@@ -153,7 +154,7 @@ class ProxyProcess:
             stdout=self._log,
             stderr=self._log,
         )
-        self.client = httpx.Client(base_url=self.url, timeout=20)
+        self.client = httpx.Client(base_url=self.url, timeout=20, headers=_JSON)
 
     def wait(self) -> None:
         """Until it answers."""

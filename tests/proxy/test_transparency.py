@@ -169,7 +169,7 @@ def test_a_large_request_with_expect_continue(fake: FakeVllm, proxy: RunningProx
     body = request(padding="x" * 2_000_000)
     with raw.connect(proxy.url) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nhost: h\r\ncontent-length: {len(body)}\r\nexpect: 100-continue\r\n"
-        connection.sendall(head.encode() + b"connection: close\r\n\r\n")
+        connection.sendall(head.encode() + b"content-type: application/json\r\nconnection: close\r\n\r\n")
         assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)
         answer = raw.parse(raw.read_all(connection))

@@ -9,8 +9,7 @@ import pytest
 
 from proxy.dialects import Continued, Issued
 from proxy.dialects.chat import ChatCompletions
-from tests.fake_vllm import replies
-from tests.fake_vllm.engine import BASE_WEIGHTS, Model
+from tests.fake_vllm import FakeVllm
 
 CHAT = ChatCompletions()
 
@@ -98,9 +97,9 @@ def test_a_stream_reads_like_the_plain_answer(n: int, tools: list[str]) -> None:
     request: dict[str, Any] = {"model": "m", "n": n, "messages": [{"role": "user", "content": "wie groß ist 日本?"}]}
     if tools:
         request["tools"] = [{"type": "function", "function": {"name": name}} for name in tools]
-    model = Model("m", BASE_WEIGHTS)
-    plain = replies.chat(model, request, b"").parts[0]
-    streamed = b"".join(replies.chat(model, {**request, "stream": True}, b"").parts)
+    fake = FakeVllm(model="m")
+    plain = fake.answer("/v1/chat/completions", request)
+    streamed = fake.answer("/v1/chat/completions", {**request, "stream": True})
     assert output(streamed) == output(plain, streamed=False)
 
 
