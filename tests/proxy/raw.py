@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -36,7 +37,7 @@ def connect(url: str) -> socket.socket:
     return connection
 
 
-def send(connection: socket.socket, path: str, body: bytes, headers: dict[str, str | bytes] | None = None) -> None:
+def send(connection: socket.socket, path: str, body: bytes, headers: Mapping[str, str | bytes] | None = None) -> None:
     """A POST, on the wire; of JSON where ``headers`` do not say otherwise."""
     if not any(name.lower() == "content-type" for name in headers or ()):
         headers = {"content-type": "application/json", **(headers or {})}
@@ -46,7 +47,7 @@ def send(connection: socket.socket, path: str, body: bytes, headers: dict[str, s
     connection.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + body)
 
 
-def ask(url: str, path: str, body: bytes, headers: dict[str, str | bytes] | None = None) -> RawResponse:
+def ask(url: str, path: str, body: bytes, headers: Mapping[str, str | bytes] | None = None) -> RawResponse:
     """A request on a connection of its own, and all that comes back."""
     with connect(url) as connection:
         send(connection, path, body, {"connection": "close", **(headers or {})})
