@@ -81,7 +81,7 @@ def logprobs(weights: bytes, ids: Sequence[int]) -> list[float]:
     return found
 
 
-def answer(model: Model, request: dict[str, Any], index: int, salt: str) -> Choice:
+def answer(model: Model, request: dict[str, Any], index: int, salt: str = "") -> Choice:
     """Choice ``index`` of the model's answer to a chat request: what the last message orders (see
     `tests.fake_vllm.orders`); else a call of every tool that is offered, unless a tool's result was last; else who
     answers, and to what, or a value that fits the schema that is asked for. ``salt`` goes into the ids of calls."""
