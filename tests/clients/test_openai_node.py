@@ -35,7 +35,7 @@ def test_a_conversation_with_tools(stage: Stage, played: dict[str, Played], scen
     assert [call.choices[0].finish for call in calls] == ["stop"] * 5  # as the engine says it
     if scene == "plain":
         messages = [answer["choices"][0]["message"] for answer in found]
-        assert [len(message["tool_calls"]) for message in messages] == [2, 0, 1, 1, 0]
+        assert [len(message.get("tool_calls") or ()) for message in messages] == [2, 0, 1, 1, 0]
         assert "4 °C in Oslo" in messages[-1]["content"]
 
 
