@@ -19,6 +19,8 @@ FILE = "slipstream.db"
 # The fault that lets two writers lose a committed transaction stands in 3.7.0 to 3.51.2.
 OLDEST_SQLITE = (3, 51, 3)
 _BUSY_SECONDS = 30
+WAL_BYTES = 64 * 1024 * 1024
+"""A WAL that grew beyond this while somebody read is cut back to it."""
 
 Row = Any
 """A `sqlite3.Row`: columns by name and by position."""
@@ -44,7 +46,10 @@ class Database:
         # wait for the lock there) and migrates.
         with (folder / f".{FILE}.migrating").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            # Only a new file takes it; in an older one the room that old sessions leave is used again, not given back.
+            self.conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
             self.conn.execute("PRAGMA journal_mode = WAL")
+            self.conn.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
             self.conn.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self.conn.execute("PRAGMA foreign_keys = ON")
             if not checkpoints:

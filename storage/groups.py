@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from storage import counts
 from storage.database import Database, Row
 from storage.errors import NotFound
 from storage.states import GROUP_MOVES, GroupState, RunState, SessionState, check_move
@@ -130,7 +131,8 @@ def member_rows(db: Database, group: GroupId) -> list[dict[str, Any]]:
 
 
 def states(db: Database) -> dict[str, int]:
-    return {row["state"]: row["n"] for row in db.all("SELECT state, count(*) AS n FROM groups GROUP BY state")}
+    """How many groups are in each state."""
+    return counts.of(db, "group")
 
 
 def _group(db: Database, row: Row) -> Group:

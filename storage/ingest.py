@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage import calls, rewards, sessions
-from storage.calls import CallWriter, Reading, RecordedCall
+from storage.call_writer import CallWriter, RecordedCall
+from storage.calls import Reading
 from storage.database import Database, OperationalError
 from storage.journal import JournalReader, JournalWriter, Kind, Position, Record
 from storage.records import unpack_close, unpack_end, unpack_reward, unpack_start

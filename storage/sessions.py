@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from storage import rewards, runs
+from storage import counts, rewards, runs
 from storage.database import Database, Row
 from storage.errors import NotFound
 from storage.states import SESSION_MOVES, ClosedBy, Outcome, SessionState, check_move
@@ -172,10 +172,8 @@ def opened(db: Database) -> list[Session]:
 def waiting(db: Database) -> list[Session]:
     """Closed sessions that nothing has been done with yet, oldest first."""
     rows = db.all(
-        "SELECT sessions.* FROM sessions"
-        " LEFT JOIN group_members ON group_members.session = key LEFT JOIN outcomes ON outcomes.session = key"
-        " WHERE state = ? AND group_members.session IS NULL AND outcomes.session IS NULL ORDER BY closed_at, key",
-        (SessionState.CLOSED,),
+        "SELECT sessions.* FROM waiting_sessions JOIN sessions ON key = waiting_sessions.session"
+        " ORDER BY closed_at, key"
     )
     return [_session(row) for row in rows]
 
@@ -218,16 +216,11 @@ def rows(db: Database, where: dict[str, Any], limit: int, cursor: int | None) ->
 
 def states(db: Database) -> dict[str, int]:
     """How many sessions are in each state, and of the closed ones what became of them."""
-    found = db.all(
-        "SELECT coalesce(outcomes.outcome, CASE WHEN group_members.session IS NOT NULL THEN 'grouped' END, state)"
-        " AS name, count(*) AS n FROM sessions LEFT JOIN outcomes ON outcomes.session = key"
-        " LEFT JOIN group_members ON group_members.session = key GROUP BY name"
-    )
-    return {row["name"]: row["n"] for row in found}
+    return counts.of(db, "session")
 
 
 def count_skipped(db: Database, reason: str) -> int:
-    return db.number("SELECT count(*) FROM sessions WHERE state = ? AND reason = ?", (SessionState.SKIPPED, reason))
+    return counts.of(db, "skipped").get(reason, 0)
 
 
 def skipped_by_run(db: Database, run: RunId) -> list[dict[str, Any]]:

@@ -70,10 +70,10 @@ class Recorded:
         return found
 
     def row(self, seq: int) -> dict[str, Any]:
-        """A call's row, with its request decoded."""
+        """A call's row, with its bodies decoded."""
         row = self.db.first("SELECT * FROM calls WHERE seq = ?", (seq,))
         assert row is not None
-        return {**dict(row), "request": calls.body(self.db, seq)}
+        return {**dict(row), "request": calls.body(self.db, seq), "response": calls.body(self.db, seq, "response")}
 
 
 class RunningProxy:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from storage import calls
+from storage import call_writer, calls
 from storage.calls import Message, Reading
 from storage.errors import NotFound
 from storage.states import CallOutcome
@@ -254,7 +254,7 @@ def test_what_is_not_there_is_said(recorded: Recorded) -> None:
 
 def test_only_so_much_is_remembered(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions that were forgotten to save memory are read again from the database, and nothing changes."""
-    monkeypatch.setattr(calls, "_REMEMBERED_BYTES", 20_000)
+    monkeypatch.setattr(call_writer, "_REMEMBERED_BYTES", 20_000)
     lists = conversation(6)
     for messages in lists:
         for name in ("one", "two", "three"):
@@ -267,12 +267,12 @@ def test_only_so_much_is_remembered(recorded: Recorded, monkeypatch: pytest.Monk
 
 
 def test_one_huge_session_is_remembered_in_part(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_REMEMBERED_BYTES", 30_000)
+    monkeypatch.setattr(call_writer, "_REMEMBERED_BYTES", 30_000)
     sent = play(recorded, conversation(20))
     assert parents(recorded) == [None, *range(19)]
     writer = recorded.ingestion._calls
     assert writer._remembered == sum(call.size for call in writer._sessions[recorded.session("s").key])
-    assert writer._remembered <= max(30_000, len(sent[-1][0]) + 4 * len(sent[-1][1]))
+    assert writer._remembered <= max(30_000, len(sent[-1][0]) + 4 * len(sent[-1][1]) + 2000)  # and its answer
     # What continues a call that is no longer remembered stands on its own.
     recorded.turn(call_start("s"), conversation(2)[1], "a branch")
     recorded.take_in()
@@ -285,7 +285,7 @@ def test_a_reading_without_messages_stands_alone(recorded: Recorded) -> None:
     def nothing(_: CallStart, __: bytes, ___: bytes) -> Reading:
         return Reading((), ())
 
-    recorded.ingestion._calls = calls.CallWriter(recorded.ingestion._db, nothing)
+    recorded.ingestion._calls = call_writer.CallWriter(recorded.ingestion._db, nothing)
     recorded.turn(call_start("s"), [user("a")], "b")
     recorded.turn(call_start("s"), [user("a")], "b")
     recorded.take_in()
@@ -302,3 +302,25 @@ def test_a_number_reads_the_same_beside_an_odd_neighbour(recorded: Recorded) -> 
     recorded.turn(call_start("s"), [large, odd, assistant("b"), user("c")], "d")
     recorded.take_in()
     assert parents(recorded) == [None, 0]
+
+
+def test_an_answer_that_the_next_call_repeats_is_kept_once(recorded: Recorded) -> None:
+    recorded.turn(call_start("s"), [user("a")], "b")
+    recorded.turn(call_start("s"), [user("a"), assistant("b"), user("c")], "d")
+    changed = {"role": "assistant", "content": "b", "name": "not as it was given"}
+    recorded.turn(call_start("s"), [user("a"), changed, user("c")], "e")
+    recorded.take_in()
+    assert [row["input"] for row in calls.rows(recorded.db, recorded.session("s").key)] == [
+        [user("a")],
+        [user("c")],
+        [changed, user("c")],
+    ]
+    assert calls.transcript(recorded.db, seqs(recorded)[2])[0] == [user("a"), changed, user("c"), assistant("e")]
+
+
+def test_of_two_equal_calls_the_one_whose_answer_is_repeated_is_continued(recorded: Recorded) -> None:
+    recorded.turn(call_start("s"), [user("a")], "b")
+    recorded.turn(call_start("s"), [user("a")], "another")
+    recorded.turn(call_start("s"), [user("a"), assistant("b"), user("c")], "d")
+    recorded.take_in()
+    assert parents(recorded) == [None, 0, 0]

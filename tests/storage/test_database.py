@@ -34,6 +34,7 @@ def test_the_pragmas_hold(tmp_path: Path) -> None:
     assert first[0] == "wal"
     assert (trainer.number("PRAGMA foreign_keys"), trainer.number("PRAGMA synchronous")) == (1, 1)
     assert (trainer.number("PRAGMA wal_autocheckpoint"), proxy.number("PRAGMA wal_autocheckpoint")) == (0, 1000)
+    assert (trainer.number("PRAGMA auto_vacuum"), proxy.number("PRAGMA journal_size_limit")) == (2, 64 * 2**20)
     assert tmp_path.stat().st_mode & 0o777 == 0o700
     trainer.close()
     proxy.close()

@@ -14,6 +14,26 @@ def test_what_was_encoded_is_decoded(data: bytes, base: bytes | None) -> None:
     assert len(blob) <= 1 + len(data)
 
 
+_texts = st.lists(st.sampled_from([b"a word ", b"another ", b"\x00\xff", b"x" * 300]), max_size=30).map(b"".join)
+
+
+@given(data=_texts, base=st.none() | _texts, text=_texts)
+def test_what_was_deflated_is_inflated(data: bytes, base: bytes | None, text: bytes) -> None:
+    blob = deltas.encode(data, base, text)
+    assert deltas.decode(blob, base, text) == data
+    assert len(blob) <= 1 + len(data)
+
+
+@pytest.mark.parametrize("size", [1000, 40_000, 5_000_000])
+def test_what_stands_readable_beside_it_costs_little(size: int) -> None:
+    """Also where the text is longer than what zlib looks at."""
+    words = b" ".join(b"%d" % (n * n % 99991) for n in range(size // 6))
+    data = b'{"message":"' + words + b'"}'
+    blob = deltas.encode(data, None, words)
+    assert deltas.decode(blob, None, words) == data
+    assert len(blob) < (len(data) // 10 if size < 32_000 else 0.7 * len(data))
+
+
 @given(head=_pieces, a=_pieces, b=_pieces, tail=_pieces)
 def test_prefix_and_suffix_are_the_longest(head: bytes, a: bytes, b: bytes, tail: bytes) -> None:
     one, two = head + a + tail, head + b + tail
@@ -62,6 +82,6 @@ def test_an_append_only_history_costs_what_is_new(new: int, first: int, turns: i
 
 
 def test_short_chains_are_never_cut() -> None:
-    assert not deltas.is_due(15, 10_000, 100)
-    assert deltas.is_due(16, 50, 100)
+    assert not deltas.is_due(63, 10_000, 100)
+    assert deltas.is_due(64, 50, 100)
     assert not deltas.is_due(1000, 49, 100)
