@@ -142,15 +142,7 @@ class CallWriter:
             response=deltas.encode(call.response, None, output),
             prompt_ids=prompt_ids,
         )
-        for choice in capture.choices:
-            self._db.insert(
-                "choices",
-                call=seq,
-                number=choice.index,
-                finish=choice.finish,
-                ids=sampled[choice.index],
-                logprobs=array.array("f", choice.logprobs).tobytes(),
-            )
+        self._write_choices(seq, capture.choices, sampled)
         remembered = _Remembered(
             seq=seq,
             depth=base.depth + 1 if base else 0,
@@ -164,6 +156,17 @@ class CallWriter:
             sampled=sampled,
         )
         self._remember(call.session, [remembered])
+
+    def _write_choices(self, seq: int, choices: tuple[Choice, ...], sampled: dict[int, bytes]) -> None:
+        for choice in choices:
+            self._db.insert(
+                "choices",
+                call=seq,
+                number=choice.index,
+                finish=choice.finish,
+                ids=sampled[choice.index],
+                logprobs=array.array("f", choice.logprobs).tobytes(),
+            )
 
     def _place(self, session: SessionKey, reading: Reading) -> _Place:
         if session not in self._sessions:

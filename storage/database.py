@@ -46,8 +46,9 @@ class Database:
         # wait for the lock there) and migrates.
         with (folder / f".{FILE}.migrating").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Only a new file takes it; in an older one the room that old sessions leave is used again, not given back.
-            self.conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            if not self.number("PRAGMA page_count"):
+                # Only a new file takes it: in an older one the room of what is deleted is used again, not given back.
+                self.conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
             self.conn.execute("PRAGMA journal_mode = WAL")
             self.conn.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
             self.conn.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")

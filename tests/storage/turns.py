@@ -71,13 +71,13 @@ class Agent:
         roles = [{"role": "assistant" if n % 2 == 0 else "user", "content": text} for n, text in enumerate(said)]
         wrapped = [{"type": "function", "function": tool} for tool in TOOLS]
         flat = [{"type": "function", **tool} for tool in TOOLS]
-        given: dict[str, Any] = {
+        forms: dict[str, dict[str, Any]] = {
             "chat": {"messages": [{"role": "system", "content": said[0]}, *roles[1:]], "tools": wrapped},
             "completions": {"prompt": "".join(said)},
             "responses": {"instructions": said[0], "input": roles[1:], "tools": flat},
             "messages": {"system": said[0], "messages": roles[1:], "max_tokens": 1000, "tools": flat},
-        }[self.dialect]
-        return orjson.dumps({"model": "agent", **given, "stream": self.streamed})
+        }
+        return orjson.dumps({"model": "agent", **forms[self.dialect], "stream": self.streamed})
 
     def _response(self, answer: str, turn: int) -> bytes:
         write = getattr(self, f"_{self.dialect}")
@@ -87,7 +87,7 @@ class Agent:
         return written
 
     def _chat(self, name: str, answer: str, pieces: list[str]) -> bytes:
-        head = {"id": f"chatcmpl-{name}", "created": 1_790_000_000, "model": "agent"}
+        head: dict[str, Any] = {"id": f"chatcmpl-{name}", "created": 1_790_000_000, "model": "agent"}
         if not self.streamed:
             message: dict[str, Any] = {
                 "role": "assistant",
@@ -109,7 +109,12 @@ class Agent:
         return b"".join(b"data: %b\n\n" % orjson.dumps(chunk) for chunk in chunks) + b"data: [DONE]\n\n"
 
     def _completions(self, name: str, answer: str, pieces: list[str]) -> bytes:
-        head = {"id": f"cmpl-{name}", "object": "text_completion", "created": 1_790_000_000, "model": "agent"}
+        head: dict[str, Any] = {
+            "id": f"cmpl-{name}",
+            "object": "text_completion",
+            "created": 1_790_000_000,
+            "model": "agent",
+        }
         if not self.streamed:
             return orjson.dumps({**head, "choices": [{"index": 0, "text": answer, "finish_reason": "stop"}]})
         chunks = (
@@ -135,7 +140,7 @@ class Agent:
         return _named(events)
 
     def _messages(self, name: str, answer: str, pieces: list[str]) -> bytes:
-        head = {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": "agent"}
+        head: dict[str, Any] = {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": "agent"}
         if not self.streamed:
             block = {"type": "text", "text": answer}
             return orjson.dumps({**head, "content": [block], "stop_reason": "end_turn", "usage": {"input_tokens": 1}})
