@@ -96,8 +96,7 @@ class CallWriter:
         self._remembered -= sum(call.size for call in self._sessions.pop(session, ()))
 
     def write(self, call: RecordedCall) -> None:
-        start, end = call.start, call.end
-        reading = self._read_call(start, call.request, call.response)
+        reading = self._read_call(call.start, call.request, call.response)
         capture = _Capture.read(call.capture)
         place = self._place(call.session, reading)
         parent, continues = place.parent, place.continues
@@ -112,32 +111,17 @@ class CallWriter:
             capture.prompt_ids, base.prompt_ids if base else None, base.sampled if base else {}, continues
         )
         sampled = {choice.index: _ints(choice.ids) for choice in capture.choices}
+        depth = base.depth + 1 if base else 0
         seq = self._db.insert(
             "calls",
-            id=start.id,
-            session=call.session,
+            **_plain_columns(call, capture),
             parent=parent.seq if parent else None,
             continues=continues,
-            agent=start.agent,
-            dialect=start.dialect,
-            path=start.path,
-            model=start.model,
-            version=start.version,
-            upstream=start.upstream,
-            streamed=start.streamed,
-            outcome=end.outcome,
-            status=end.status,
-            error=end.error,
-            not_trainable=_not_trainable(end, capture),
-            started_at=start.started_at,
-            first_byte_at=end.first_byte_at,
-            ended_at=end.ended_at,
-            sampling=orjson.dumps(capture.sampling).decode(),
             input=shown.decode(),
             output=output.decode(),
             tools=new_tools.decode() or None,
             response_id=reading.response_id,
-            depth=base.depth + 1 if base else 0,
+            depth=depth,
             request=request,
             response=deltas.encode(call.response, None, output),
             prompt_ids=prompt_ids,
@@ -145,7 +129,7 @@ class CallWriter:
         self._write_choices(seq, capture.choices, sampled)
         remembered = _Remembered(
             seq=seq,
-            depth=base.depth + 1 if base else 0,
+            depth=depth,
             differences=base.differences + len(request) + len(prompt_ids) if base else 0,
             messages=place.messages,
             output=output,
@@ -228,6 +212,30 @@ class CallWriter:
             )
         if built:
             self._remember(session, list(built.values()))
+
+
+def _plain_columns(call: RecordedCall, capture: _Capture) -> dict[str, Any]:
+    """What a row says of the call itself, as it came."""
+    start, end = call.start, call.end
+    return {
+        "id": start.id,
+        "session": call.session,
+        "agent": start.agent,
+        "dialect": start.dialect,
+        "path": start.path,
+        "model": start.model,
+        "version": start.version,
+        "upstream": start.upstream,
+        "streamed": start.streamed,
+        "outcome": end.outcome,
+        "status": end.status,
+        "error": end.error,
+        "not_trainable": _not_trainable(end, capture),
+        "started_at": start.started_at,
+        "first_byte_at": end.first_byte_at,
+        "ended_at": end.ended_at,
+        "sampling": orjson.dumps(capture.sampling).decode(),
+    }
 
 
 def _behind(row: Row, parent: _Remembered | None, reading: Reading) -> _Place:
