@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import asdict, dataclass, field
+from typing import ClassVar
 from urllib.parse import quote
 
 HEADER = "x-slipstream"
@@ -57,6 +58,8 @@ def frame_length(header: str | None) -> int | None:
 class Cutter:
     """Feed it a response's bytes as they come; it gives back those for the client and keeps the capture."""
 
+    resizes: ClassVar[bool] = False
+    """vLLM's middleware says by how much a plain response is shorter."""
     nonce: str
     capture: bytes | None = None
     _held: bytes = b""

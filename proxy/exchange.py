@@ -52,6 +52,11 @@ class Capturer(Protocol):
     capture: bytes | None
     """The tokens, once they are there: all choices have finished then."""
 
+    @property
+    def resizes(self) -> bool:
+        """Whether a plain response has another length for the client, known at its end."""
+        ...
+
     def feed(self, data: bytes) -> bytes:
         """The client's bytes among those that came."""
         ...
@@ -74,9 +79,12 @@ class Exchange:
     nonce: str
     model: str | None
     """The vLLM model that answers; None: as the body says."""
+    body: bytes
+    """As vLLM gets it."""
     capturer: Capturer
     exploration: Exploration | None
     """With what it is sampled; None: as the client asks."""
+    capture_recorded: bool = False
     streams: bool = False
     """The response is an event stream."""
     tail: bytes = b"\n"
@@ -119,8 +127,10 @@ class Exchange:
             self.held += data
 
     def record_capture(self) -> None:
-        if self.recording is not None and self.capturer.capture is not None:
+        """The tokens, as soon as they are there, once."""
+        if self.recording is not None and self.capturer.capture is not None and not self.capture_recorded:
             self.recording.capture(self.capturer.capture)
+            self.capture_recorded = True
 
     async def settle(self) -> None:
         """Until the records of the call are as safe as the settings ask."""

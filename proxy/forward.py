@@ -10,12 +10,12 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from proxy import capture, headers
+from proxy import capture, foreign, headers
 from proxy.asgi import ClientGone, Receive, Scope, Send, read_body, respond_error, wait_for_disconnect
 from proxy.dialects import OTHER
 from proxy.dialects.documents import parse
 from proxy.errors import NotServing, ProxyError, UnknownVersion, UpstreamUnreachable
-from proxy.exchange import Exchange, Request
+from proxy.exchange import Capturer, Exchange, Request
 from proxy.paths import find_route
 from proxy.recorder import Recorder
 from proxy.repeats import Repeat, Repeats, is_repeated, key_of
@@ -124,6 +124,8 @@ class Forward:
         )
         nonce = capture.new_nonce()
         model = None if version is None else self._policy.model(upstream, version)
+        exploration = self._exploration if self._explores(request, upstream) else None
+        body, capturer = self._prepare(request, upstream, nonce, model, exploration)
         return Exchange(
             request=request,
             start=start,
@@ -132,9 +134,20 @@ class Forward:
             upstream=upstream,
             nonce=nonce,
             model=model,
-            capturer=capture.Cutter(nonce),
-            exploration=self._exploration if self._explores(request, upstream) else None,
+            body=body,
+            capturer=capturer,
+            exploration=exploration,
         )
+
+    @staticmethod
+    def _prepare(
+        request: Request, upstream: Upstream, nonce: str, model: str | None, exploration: capture.Exploration | None
+    ) -> tuple[bytes, Capturer]:
+        """The body that vLLM gets, and what takes the tokens out of its response."""
+        if upstream.plugin:
+            return request.body, capture.Cutter(nonce)
+        dialect = request.route.dialect.name if request.route.dialect and model is not None else None
+        return foreign.prepare(dialect, request.body, request.document, model, exploration)
 
     def _answering(self, name: str, pinned: VersionNumber, upstream: Upstream) -> VersionNumber | None:
         """The version that answers to the model ``name``; None where vLLM itself must say what it makes of the name.
@@ -205,10 +218,11 @@ class Forward:
         query = request.scope["query_string"]
         url = exchange.upstream.url + request.route.path + (f"?{query.decode('latin-1')}" if query else "")
         sent = headers.sent(request.scope["headers"])
-        sent.append((capture.HEADER, self._upstreams.header(exchange.nonce, exchange.model, exchange.exploration)))
+        if exchange.upstream.plugin:
+            sent.append((capture.HEADER, self._upstreams.header(exchange.nonce, exchange.model, exchange.exploration)))
         sent.append(("Accept-Encoding", "identity"))
         for last_try in (False, True):
-            data = request.body if len(request.body) <= _ONE_WRITE else io.BytesIO(request.body)
+            data = exchange.body if len(exchange.body) <= _ONE_WRITE else io.BytesIO(exchange.body)
             try:
                 return await self._upstreams.client.request(
                     request.scope["method"], URL(url, encoded=True), data=data, headers=sent, allow_redirects=False
@@ -223,35 +237,42 @@ class Forward:
         exchange.status = response.status
         exchange.first_byte_at = time.time()
         exchange.streams = response.content_type == "text/event-stream"
-        await self._send_head(exchange, response, send)
+        whole = exchange.capturer.resizes and not exchange.streams
         left = response.content_length
+        if not whole:
+            frame = capture.frame_length(response.headers.get(capture.HEADER)) or 0
+            await self._send_head(exchange, response, send, left if left is None else left - frame)
         try:
             async for data in response.content.iter_any():
                 left = left - len(data) if left is not None else None
-                await self._send_piece(exchange, data, send, last=left == 0)
+                await self._send_piece(exchange, data, send, last=whole or left == 0)
         except (aiohttp.ClientError, OSError) as error:
             self._end(exchange, CallOutcome.TRUNCATED, f"the response broke off: {error}")
+            if whole:
+                await self._send_head(exchange, response, send, response.content_length)
             return  # The server closes the client's connection: it sees the same broken response.
         exchange.keep(exchange.capturer.end())
+        exchange.record_capture()
         self._finish(exchange)
         await exchange.settle()
+        if whole:
+            await self._send_head(exchange, response, send, len(exchange.held))
         await self._send(exchange, send, {"type": "http.response.body", "body": exchange.held})
 
-    async def _send_head(self, exchange: Exchange, response: aiohttp.ClientResponse, send: Send) -> None:
+    async def _send_head(
+        self, exchange: Exchange, response: aiohttp.ClientResponse, send: Send, length: int | None
+    ) -> None:
+        """``length`` as the client gets the body; None: unknown before its end."""
         head = headers.returned(response.raw_headers)
-        length = response.content_length
         if length is not None:
-            frame = capture.frame_length(response.headers.get(capture.HEADER)) or 0
-            head.append((b"content-length", str(length - frame).encode()))
+            head.append((b"content-length", str(length).encode()))
         head += exchange.marks(self._policy.name)
         exchange.head = head
         await self._send(exchange, send, {"type": "http.response.start", "status": response.status, "headers": head})
 
     async def _send_piece(self, exchange: Exchange, data: bytes, send: Send, *, last: bool) -> None:
-        captured = exchange.captured
         data = exchange.capturer.feed(data)
-        if exchange.captured and not captured:
-            exchange.record_capture()
+        exchange.record_capture()
         if exchange.streams:
             exchange.follow(data)
         if last or exchange.done:

@@ -18,6 +18,12 @@ _CHECK = aiohttp.ClientTimeout(total=10, sock_connect=5)
 _LATE_CHECKS = 6
 """So many looks in a row may time out before a server counts as gone: a busy vLLM answers late, and serves."""
 _ASK = aiohttp.ClientTimeout(total=120)
+NO_PLUGIN = (
+    "vLLM runs without Slipstream's plugin, or with another SLIPSTREAM_PLUGIN_SECRET. Its chat and text completions "
+    "are recorded with the tokens that it tells (frames may then differ a little from its own), all else without, and "
+    "most calls cannot be trained on: start it with `--middleware proxy.vllm_plugin.capture.CaptureMiddleware` "
+    "(README, «A vLLM that already runs»)"
+)
 # vLLM closes a connection that was idle for 5 s; one that we close earlier is never found closed.
 _KEEPALIVE_SECONDS = 4.0
 
@@ -29,6 +35,8 @@ class Upstream:
     url: str
     problem: str | None = "not asked yet"
     """Why it cannot serve agents, with what to do; None when it can."""
+    plugin: bool = True
+    """It runs Slipstream's plugin, with our secret: the mark names who answers, and the response carries the tokens."""
     base: str | None = None
     """The base model's name there."""
     root: str | None = None
@@ -40,6 +48,11 @@ class Upstream:
     """Versions that sessions may be sent to: loaded and probed."""
     late_checks: int = 0
     """Looks in a row that timed out: all the above is as it was before them."""
+
+    @property
+    def lack(self) -> str | None:
+        """What it does not do for us, with what to do; None when nothing is missing."""
+        return None if self.plugin or self.problem else NO_PLUGIN
 
     @property
     def doubt(self) -> str | None:
@@ -124,12 +137,7 @@ class Upstreams:
         if response.status != 200:
             upstream.problem = f"GET /v1/models was answered with {response.status}: {_text(body)}"
             return
-        if capture.frame_length(header) is None:
-            upstream.problem = (
-                "vLLM runs without Slipstream's plugin, or with another SLIPSTREAM_PLUGIN_SECRET: start it with "
-                "`--middleware proxy.vllm_plugin.capture.CaptureMiddleware` (README, «A vLLM that already runs»)"
-            )
-            return
+        upstream.plugin = capture.frame_length(header) is not None
         self._read_models(upstream, body, policy)
 
     def _read_models(self, upstream: Upstream, body: bytes, policy: str) -> None:
@@ -157,14 +165,14 @@ class Upstreams:
 
         Raises `UpstreamFault` with vLLM's text when the answer is not 200.
         """
+        mark = {capture.HEADER: self.header(capture.new_nonce(), model)} if upstream.plugin else {}
+        if model is not None and not upstream.plugin:
+            document = {**document, "model": model}
         try:
             async with self.client.post(
                 upstream.url + path,
                 data=orjson.dumps(document),
-                headers={
-                    "Content-Type": "application/json",
-                    capture.HEADER: self.header(capture.new_nonce(), model),
-                },
+                headers={"Content-Type": "application/json", **mark},
                 timeout=_ASK,
             ) as response:
                 body = await response.read()

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.admin.context import Context
 from proxy.upstreams import Upstream
-from storage import coordination, groups, runs, sessions, versions
+from storage import coordination, groups, repetition, runs, sessions, versions
 from storage.states import VersionState
 from storage.types import BASE, version_name
 
@@ -42,6 +42,7 @@ def status(context: Context) -> dict[str, Any]:
 def degraded(context: Context) -> list[str]:
     """What does not work at the moment, and what to do about it."""
     problems = [f"{u.url}: {u.problem}" for u in context.upstreams.all if u.problem]
+    problems += [f"{u.url}: {u.lack}" for u in context.upstreams.all if u.lack]
     if not context.upstreams.all:
         problems.append("no vLLM server is configured: set SLIPSTREAM_UPSTREAM, or use ./scripts/serve")
     elif not serves_live(context) and not all(u.problem for u in context.upstreams.all):
@@ -76,6 +77,7 @@ def _upstream(context: Context, upstream: Upstream) -> dict[str, Any]:
     return {
         "url": upstream.url,
         "problem": upstream.problem,
+        "plugin": upstream.plugin,
         "base_model": upstream.base,
         "root": upstream.root,
         "serves": sorted(version_name(context.settings.policy, v) for v in upstream.serves),
@@ -99,10 +101,28 @@ def _warnings(context: Context) -> list[str]:
     bare = sessions.count_skipped(context.db, sessions.NO_SCENARIO)
     if bare:
         warnings.append(f"{bare} sessions came without X-Scenario-Id: nothing can be compared with them")
+    warnings += _unexplored(context)
     for version in versions.all_versions(context.db):
         if version.state is VersionState.REJECTED and version.number > context.policy.live():
             name = version_name(context.settings.policy, version.number)
             warnings.append(f"{name} was trained and rejected, agents do not get it: {version.reason}")
     if context.policy.live() == BASE and context.upstreams.all and not versions.newest_number(context.db):
         warnings.append("no version has been trained yet: agents get the base model")
+    return warnings
+
+
+def _unexplored(context: Context) -> list[str]:
+    """Scenarios whose sessions repeat each other, one warning for each cause."""
+    found = repetition.repeated(context.db)
+    causes = {
+        True: 'they are sampled at temperature 0: set `[sampling] mode = "explore"`, or a temperature in the agent',
+        False: "although they are sampled: the agent sets a seed, or there is nothing left to learn",
+    }
+    warnings = []
+    for greedy, cause in causes.items():
+        alike = [one for one in found if one.greedy is greedy]
+        if alike:
+            named = ", ".join(f"{one.scenario!r} ({one.distinct} different of {one.sessions})" for one in alike[:3])
+            more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
+            warnings.append(f"no exploration: the last sessions of {named}{more} repeat each other; {cause}")
     return warnings

@@ -29,6 +29,17 @@ ADMIN_KEY = "the-admin-key"
 CHAT = "/v1/chat/completions"
 _JSON = {"content-type": "application/json"}
 
+STATED: dict[str, Any] = {
+    "temperature": 1,
+    "top_p": 1,
+    "top_k": 0,
+    "min_p": 0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+}
+"""Sampling parameters that leave nothing to vLLM's defaults, and the policy's distribution as it is."""
+
 T = TypeVar("T")
 
 

@@ -287,6 +287,7 @@ def test_status_is_one_page_of_truth(start_proxy: StartProxy, own_fake: Any) -> 
         {
             "url": own_fake.url,
             "problem": None,
+            "plugin": True,
             "base_model": "base-model",
             "root": "/models/base",
             "serves": ["policy@0"],

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.fake_vllm import FakeVllm
 from tests.fake_vllm.server import SECRET
 from tests.proxy.adapters import Trainer
@@ -53,12 +51,6 @@ def test_an_upstream_that_is_not_there_and_comes(tmp_path: Path) -> None:
             fake.stop()
             until(lambda: proxy.client.get("/ready").status_code == 503)
             assert_told(proxy, "vLLM does not answer (")
-
-
-@pytest.mark.parametrize("secret", [None, "another-secret"], ids=["no plugin", "another secret"])
-def test_an_upstream_without_our_plugin(tmp_path: Path, secret: str | None) -> None:
-    with FakeVllm(secret=secret) as fake, running(tmp_path / "data", (fake.url,)) as proxy:
-        assert_told(proxy, "vLLM runs without Slipstream's plugin, or with another SLIPSTREAM_PLUGIN_SECRET: start it")
 
 
 def test_an_upstream_without_a_model(tmp_path: Path) -> None:
