@@ -10,15 +10,20 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 
 from proxy import lock, secrets
 from proxy.admin.context import Context
+from proxy.admin.keys import keys_router
+from proxy.admin.refusals import refuse_body
 from proxy.admin.routes import admin_router, open_router
-from proxy.asgi import Receive, Scope, Send
+from proxy.asgi import Receive, Scope, Send, limited, respond_error
 from proxy.client_api import ClientApi, serves
 from proxy.dialects import read_call
-from proxy.errors import DataInUse
+from proxy.errors import CannotServe, ProxyError
 from proxy.forward import Forward
+from proxy.keys import ClientKeys, check_bind, digest, is_public
+from proxy.limits import Limits
 from proxy.recorder import Recorder
 from proxy.sessions import SessionTable
 from proxy.settings import ProxySettings
@@ -33,6 +38,7 @@ _log = logging.getLogger("slipstream.proxy")
 _STEP_SECONDS = 1.0
 _ADMIN = ("/admin", "/health", "/ready")
 """What FastAPI serves; all else is an agent's."""
+_ADMIN_BODY_BYTES = 2**20
 
 
 class App:
@@ -53,6 +59,10 @@ class App:
         )
         self.fastapi.include_router(open_router)
         self.fastapi.include_router(admin_router)
+        self.fastapi.include_router(keys_router)
+        self.fastapi.add_exception_handler(RequestValidationError, refuse_body)
+        self._keys: ClientKeys | None = None
+        self._limits = Limits(settings.limit)
         self._forward: Forward | None = None
         self._client_api: ClientApi | None = None
 
@@ -60,23 +70,34 @@ class App:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
         elif scope["path"].startswith(_ADMIN):
-            await self.fastapi(scope, receive, send)
-        elif serves(scope):
-            assert self._client_api is not None
-            await self._client_api(scope, receive, send)
+            await self.fastapi(scope, limited(receive, _ADMIN_BODY_BYTES), send)
         else:
-            assert self._forward is not None
-            await self._forward(scope, receive, send)
+            await self._admit(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An agent's request: whose it is, and whether it may come in."""
+        assert self._keys is not None
+        assert self._client_api is not None
+        assert self._forward is not None
+        try:
+            self._limits.check_headers(scope["headers"])
+            owner = self._keys.owner(scope["headers"])
+            with self._limits.under_way(owner):
+                serve = self._client_api if serves(scope) else self._forward
+                await serve(scope, receive, send, owner)
+        except ProxyError as error:
+            await respond_error(send, error, path=scope["path"])
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The lifespan, with the data folder locked before anything in it is opened."""
-        try:
-            held = lock.take(self.settings.data)
-        except DataInUse as error:
-            await receive()
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
-            return
-        with held:
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(lock.take(self.settings.data))
+                check_bind(self.settings)
+            except CannotServe as error:
+                await receive()
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
             await self.fastapi(scope, receive, send)
 
     @contextlib.asynccontextmanager
@@ -97,10 +118,19 @@ class App:
         table = SessionTable(db, recorder, policy.live)
         await upstreams.start()
         await upstreams.check_all(settings.policy)
-        self._forward = Forward(settings, upstreams, policy, table, recorder)
+        self._keys = ClientKeys(db, needed=is_public(settings.host))
+        self._forward = Forward(settings, self._limits, upstreams, policy, table, recorder)
         self._client_api = ClientApi(upstreams, table, recorder, settings.alias)
         self.fastapi.state.context = Context(
-            settings, admin_key, upstreams, policy, table, recorder, ingestion, lambda: self.draining
+            settings,
+            digest(admin_key.encode()),
+            self._keys,
+            upstreams,
+            policy,
+            table,
+            recorder,
+            ingestion,
+            lambda: self.draining,
         )
         loops = [
             self._loop("sessions", lambda: _look_after_sessions(table, recorder, settings.session.idle)),

@@ -13,15 +13,13 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
-MAX_BODY_BYTES = 256 * 1024 * 1024
-
 
 class ClientGone(Exception):
     """The client closed its connection."""
 
 
-async def read_body(receive: Receive) -> bytes:
-    """The whole request body. Raises `ClientGone` when the client leaves before its end, `TooLarge` above the limit."""
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole request body. Raises `ClientGone` when the client leaves before its end, `TooLarge` above ``limit``."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -30,10 +28,25 @@ async def read_body(receive: Receive) -> bytes:
             raise ClientGone
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            raise TooLarge(f"the request is larger than {MAX_BODY_BYTES // 2**20} MiB")
+        if size > limit:
+            raise TooLarge.than(limit)
         if not message.get("more_body"):
             return b"".join(parts)
+
+
+def limited(receive: Receive, limit: int) -> Receive:
+    """``receive`` for an app that reads whatever comes: raises `TooLarge` when a body has more than ``limit`` bytes."""
+    size = 0
+
+    async def counted() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > limit:
+            raise TooLarge.than(limit)
+        return message
+
+    return counted
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
@@ -48,5 +61,7 @@ async def respond(send: Send, status: int, body: bytes, headers: Headers = ()) -
     await send({"type": "http.response.body", "body": body})
 
 
-async def respond_error(send: Send, error: ProxyError, headers: Headers = ()) -> None:
-    await respond(send, error.status, error.body, [*headers, *error.headers])
+async def respond_error(send: Send, error: ProxyError, headers: Headers = (), *, path: str) -> None:
+    """An error, in the form that the clients of ``path`` read."""
+    body = error.anthropic_body if path.endswith(("/v1/messages", "/v1/messages/count_tokens")) else error.body
+    await respond(send, error.status, body, [*headers, *error.headers])

@@ -11,22 +11,25 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from proxy.asgi import ClientGone, Receive, Scope, Send, read_body, respond, respond_error
-from proxy.errors import BadRequest, NoSuchPath, NotServing, ProxyError
+from proxy.errors import BadRequest, NoSuchMethod, NoSuchPath, NotServing, ProxyError, UnknownVersion
+from proxy.paths import PREFIX, SEGMENT, read_segment
 from proxy.recorder import Recorder
 from proxy.sessions import SessionTable
-from proxy.tags import check_tag
 from proxy.upstreams import Upstreams
 from storage.states import ClosedBy
-from storage.types import DEFAULT_OWNER, Identity, Reward, new_id
+from storage.types import Identity, Owner, Reward, new_id
 
-_OWN = re.compile(r"(?:/scenario/[^/]+)?(?:/session/[^/]+)?/v1/(?:models|sessions/([^/]+)/(end|reward))")
+_OWN = re.compile(
+    rb"%b/v1/(?:models(?:/(?P<model>%b(?:/%b)*))?|sessions/(?P<session>%b)/(?P<act>end|reward))"
+    % (PREFIX, SEGMENT, SEGMENT, SEGMENT)
+)
+_BODY_BYTES = 2**20
 _NOT_RECORDED = "recording is down: this was not kept; repeat it"
 
 
 def serves(scope: Scope) -> bool:
     """Whether a request is for Slipstream itself, and not for vLLM."""
-    found = _OWN.fullmatch(_path(scope))
-    return found is not None and scope["method"] == ("POST" if found[1] else "GET")
+    return _OWN.fullmatch(scope["raw_path"]) is not None
 
 
 class RewardBody(BaseModel):
@@ -48,24 +51,27 @@ class ClientApi:
         self._recorder = recorder
         self._aliases = tuple(alias for alias in aliases if alias != "*")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, owner: Owner) -> None:
         try:
-            await respond(send, 200, orjson.dumps(await self._answer(scope, receive)))
+            await respond(send, 200, orjson.dumps(await self._answer(scope, receive, owner)))
         except ClientGone:
             pass
         except ProxyError as error:
-            await respond_error(send, error)
+            await respond_error(send, error, path=scope["path"])
 
-    async def _answer(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        found = _OWN.fullmatch(_path(scope))
+    async def _answer(self, scope: Scope, receive: Receive, owner: Owner) -> dict[str, Any]:
+        found = _OWN.fullmatch(scope["raw_path"])
         assert found is not None
-        if found[1] is None:
-            return self._models()
-        identity = Identity(DEFAULT_OWNER, check_tag("the session id", unquote(found[1])))
-        if found[2] == "end":
+        method = "GET" if found["session"] is None else "POST"
+        if scope["method"] != method:
+            raise NoSuchMethod(method)
+        if found["session"] is None:
+            return self._models() if found["model"] is None else self._model(unquote(found["model"].decode()))
+        identity = Identity(owner, read_segment("session", found["session"]))
+        if found["act"] == b"end":
             answer = self._end(identity)
         else:
-            body = await read_body(receive)
+            body = await read_body(receive, _BODY_BYTES)
             answer = keep_reward(self._recorder, identity, _episode(scope), "client", parse_reward(body))
         await self._recorder.settle()
         if self._recorder.problem is not None:
@@ -79,6 +85,12 @@ class ClientApi:
             for alias in self._aliases
         ]
         return {"object": "list", "data": [*aliases, *upstream.models]}
+
+    def _model(self, name: str) -> dict[str, Any]:
+        for model in self._models()["data"]:
+            if model["id"] == name:
+                return dict(model)
+        raise UnknownVersion(f"The model `{name}` does not exist.")
 
     def _end(self, identity: Identity) -> dict[str, Any]:
         if not self._table.end(identity, ClosedBy.ENDED, time.time()):
@@ -105,15 +117,10 @@ def keep_reward(
     return {"id": reward.id, "session": identity.session_id}
 
 
-def _path(scope: Scope) -> str:
-    path: str = scope["raw_path"].decode("latin-1")
-    return path.partition("?")[0]
-
-
 def _episode(scope: Scope) -> int | None:
     values = parse_qs(scope["query_string"].decode("latin-1")).get("episode")
     if not values:
         return None
-    if not values[0].isdigit():
-        raise BadRequest(f"episode is {values[0]!r}; it is a whole number from 1")
+    if not re.fullmatch("[1-9][0-9]{0,8}", values[0]):
+        raise BadRequest(f"episode is {values[0][:20]!r}; it is a whole number from 1")
     return int(values[0])

@@ -3,17 +3,24 @@
 * ProxyError             has an HTTP status and OpenAI's error form
   * BadTag               400: a session or scenario tag that cannot be used
   * BadRequest           400: a request to Slipstream's own API that cannot be read
+  * Unauthorized         401: client keys are asked for, and none that is known was sent
   * NoSuchPath           404: not a path that is forwarded
   * NoSuchMethod         405: a path that is forwarded, asked by another method; answered as vLLM does
-  * UnknownVersion       404: a version that does not exist
+  * UnknownVersion       404: a version or a model that does not exist
   * TooLarge             413: a request body above the limit
+  * TooManyCalls         429: as many calls under way as one client key may have
+  * HeadersTooLarge      431: a request's headers above the limit
   * UpstreamUnreachable  502: vLLM does not answer
   * NotServing           503: vLLM answers, but cannot serve this call now
 * UpstreamFault          vLLM refused what the proxy itself asked of it
-* DataInUse              another proxy works on the data folder
+* CannotServe            the proxy does not start, and says why
+  * DataInUse            another proxy works on the data folder
+  * PublicWithoutKeys    other machines could reach it, and no client key is asked for
 """
 
 from __future__ import annotations
+
+from typing import Self
 
 import orjson
 
@@ -31,6 +38,11 @@ class ProxyError(Exception):
         error = {"message": str(self), "type": self.type, "param": None, "code": self.status}
         return orjson.dumps({"error": error})
 
+    @property
+    def anthropic_body(self) -> bytes:
+        """In the form that Anthropic's clients read."""
+        return orjson.dumps({"type": "error", "error": {"type": self.type, "message": str(self)}})
+
 
 class BadTag(ProxyError):
     status = 400
@@ -40,6 +52,12 @@ class BadTag(ProxyError):
 class BadRequest(ProxyError):
     status = 400
     type = "invalid_request_error"
+
+
+class Unauthorized(ProxyError):
+    status = 401
+    type = "authentication_error"
+    headers = ((b"www-authenticate", b"Bearer"),)
 
 
 class NoSuchPath(ProxyError):
@@ -60,6 +78,8 @@ class NoSuchMethod(ProxyError):
     def body(self) -> bytes:
         return orjson.dumps({"detail": str(self)})
 
+    anthropic_body = body
+
 
 class UnknownVersion(ProxyError):
     status = 404
@@ -68,6 +88,21 @@ class UnknownVersion(ProxyError):
 
 class TooLarge(ProxyError):
     status = 413
+    type = "invalid_request_error"
+
+    @classmethod
+    def than(cls, limit: int) -> Self:
+        return cls(f"the request's body is larger than {limit / 2**20:g} MiB")
+
+
+class TooManyCalls(ProxyError):
+    status = 429
+    type = "rate_limit_error"
+    headers = ((b"retry-after", b"1"),)
+
+
+class HeadersTooLarge(ProxyError):
+    status = 431
     type = "invalid_request_error"
 
 
@@ -80,7 +115,15 @@ class NotServing(ProxyError):
     headers = ((b"retry-after", b"1"),)
 
 
-class DataInUse(Exception):
+class CannotServe(Exception):
+    """The base of what keeps the proxy from starting; the text says what to do."""
+
+
+class PublicWithoutKeys(CannotServe):
+    """The text names the address, and how a first key is made."""
+
+
+class DataInUse(CannotServe):
     """Two proxies cannot share a data folder; the text names it and says what to do."""
 
 

@@ -16,6 +16,7 @@ from proxy.dialects import OTHER
 from proxy.dialects.documents import parse
 from proxy.errors import NotServing, ProxyError, UnknownVersion, UpstreamUnreachable
 from proxy.exchange import Capturer, Exchange, Request
+from proxy.limits import Limits
 from proxy.paths import find_route
 from proxy.recorder import Recorder
 from proxy.repeats import Repeat, Repeats, is_repeated, key_of
@@ -27,11 +28,11 @@ from proxy.versions import Policy
 from storage.states import CallOutcome
 from storage.types import (
     BASE,
-    DEFAULT_OWNER,
     CallEnd,
     CallId,
     CallStart,
     Identity,
+    Owner,
     TaggedBy,
     VersionNumber,
     new_id,
@@ -48,11 +49,13 @@ class Forward:
     def __init__(
         self,
         settings: ProxySettings,
+        limits: Limits,
         upstreams: Upstreams,
         policy: Policy,
         table: SessionTable,
         recorder: Recorder,
     ) -> None:
+        self._limits = limits
         self._upstreams = upstreams
         self._policy = policy
         self._table = table
@@ -61,9 +64,9 @@ class Forward:
         self._exploration = settings.sampling.exploration
         self._repeats = Repeats()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, owner: Owner) -> None:
         try:
-            request = await self._read(scope, receive)
+            request = await self._read(scope, receive, owner)
             repeat = await self._repeats.find(request.key) if request.repeats else Repeat(None, None)
             if repeat.answer is not None:
                 await self._recorder.settle()
@@ -73,18 +76,19 @@ class Forward:
         except ClientGone:
             return
         except ProxyError as error:
-            await respond_error(send, error)
+            await respond_error(send, error, path=scope["path"])
             return
         await self._serve(exchange, receive, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> Request:
+    async def _read(self, scope: Scope, receive: Receive, owner: Owner) -> Request:
         """The request, whole, and whose it is. Raises `ProxyError` for the agent."""
         route = find_route(scope["method"], scope["raw_path"])
-        body = await read_body(receive)
+        body = await read_body(receive, self._limits.body_bytes)
         document = parse(body)
+        self._limits.check_request(body, document)
         tags = read_tags(scope["headers"], route, document)
         call = CallId(new_id())
-        identity = Identity(DEFAULT_OWNER, tags.session or f"untagged-{call}")
+        identity = Identity(owner, tags.session or f"untagged-{call}")
         key = b""
         if tags.session is not None and route.dialect is not None:
             key = key_of(identity, route.path, scope["query_string"], body)
@@ -206,7 +210,7 @@ class Forward:
             self._end(exchange, CallOutcome.UPSTREAM_ERROR, f"vLLM did not answer: {error}")
             await exchange.settle()
             fault = UpstreamUnreachable(f"vLLM at {exchange.upstream.url} does not answer: {error}")
-            await respond_error(send, fault, exchange.marks(self._policy.name))
+            await respond_error(send, fault, exchange.marks(self._policy.name), path=exchange.start.path)
             return
         try:
             await self._return(exchange, response, send)

@@ -52,8 +52,9 @@ _INFERENCE = {path.encode(): Route(path, DIALECTS.get(path), recorded=True) for 
 _RESPONSE = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,256}(/cancel)?")
 
 # One segment: what RFC 3986 lets stand in one, other than percent signs that begin nothing.
-_SEGMENT = rb"((?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+)"
-_PREFIX = re.compile(rb"(?:/scenario/" + _SEGMENT + rb")?(?:/session/" + _SEGMENT + rb")?(?=/)")
+SEGMENT = rb"((?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+)"
+PREFIX = rb"(?:/scenario/" + SEGMENT + rb")?(?:/session/" + SEGMENT + rb")?"
+_PREFIX = re.compile(PREFIX + rb"(?=/)")
 
 
 def find_route(method: str, raw_path: bytes) -> Route:
@@ -72,7 +73,10 @@ def find_route(method: str, raw_path: bytes) -> Route:
         raise _unknown(method, raw_path)
     if method != allowed:
         raise NoSuchMethod(allowed)
-    scenario, session = (_tag(name, text) for name, text in zip(("scenario", "session"), prefix.groups(), strict=True))
+    scenario, session = (
+        None if text is None else read_segment(name, text)
+        for name, text in zip(("scenario", "session"), prefix.groups(), strict=True)
+    )
     return route if scenario is None and session is None else replace(route, session=session, scenario=scenario)
 
 
@@ -85,9 +89,8 @@ def _look_up(path: bytes) -> tuple[Route | None, str]:
     return None, ""
 
 
-def _tag(name: str, text: bytes | None) -> str | None:
-    if text is None:
-        return None
+def read_segment(name: str, text: bytes) -> str:
+    """The tag that a `SEGMENT` of a URL holds. Raises `BadTag`."""
     try:
         tag = unquote(text.decode(), errors="strict")
     except UnicodeDecodeError:

@@ -27,6 +27,7 @@ class Server(uvicorn.Server):
                 port=settings.port,
                 loop="uvloop",
                 http="httptools",
+                ws="none",
                 lifespan="on",
                 access_log=False,
                 log_config=None,

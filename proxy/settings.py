@@ -32,6 +32,17 @@ class SamplingSettings(Table):
         return Exploration(self.temperature, self.top_p, self.top_k) if self.mode == "explore" else None
 
 
+class LimitSettings(Table):
+    """What is refused before vLLM sees it, with a 4xx that says so."""
+
+    body: int = Field(256, ge=1)
+    """MiB of a request's body."""
+    n: int = Field(128, ge=1)
+    """Choices of one call."""
+    calls: int = Field(1024, ge=1)
+    """Calls under way of one client key; without keys, of all clients together."""
+
+
 class ProxySettings(Settings):
     host: str = "127.0.0.1"
     port: int = Field(8400, ge=1, le=65535)
@@ -46,6 +57,7 @@ class ProxySettings(Settings):
     drain: int = Field(30, ge=0)
     """Seconds that calls under way have to end after SIGTERM; what is left then is cut off."""
     session: SessionSettings = SessionSettings()
+    limit: LimitSettings = LimitSettings()
     sampling: SamplingSettings = SamplingSettings()
 
     @field_validator("upstream", "alias", mode="before")
@@ -67,4 +79,9 @@ class ProxySettings(Settings):
         for url in value:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"{url!r} is not an http:// or https:// address")
+            # It is shown, recorded and logged as it stands.
+            if any(mark in url for mark in "@?#"):
+                raise ValueError(
+                    "an address without user, password and query is wanted; vLLM's key is the setting upstream_api_key"
+                )
         return tuple(url.rstrip("/").removesuffix("/v1") for url in value)

@@ -15,10 +15,11 @@ import typer
 from rich.console import Console
 
 from proxy.app import App
+from proxy.errors import DataInUse
 from proxy.server import Server
 from proxy.settings import ProxySettings
 from scripts import demo as demo_module
-from scripts import known_settings
+from scripts import keys, known_settings
 from scripts.services import CannotStart, Services, require_free_port
 from storage.errors import StorageError
 from storage.settings import UNREADABLE, explain
@@ -27,6 +28,9 @@ from trainer.errors import TrainerError
 from trainer.settings import TrainerSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+keys_app = typer.Typer(no_args_is_help=True, help="The keys of agents.")
+app.add_typer(keys_app, name="keys")
 
 _LOG = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
@@ -110,6 +114,18 @@ def demo(
     except CannotStart as error:
         _fail(str(error))
     sys.exit(code)
+
+
+@keys_app.command()
+def add(name: Annotated[str, typer.Argument(help="The owner of everything that is done with the key.")]) -> None:
+    """Make a client key, and show it this once. While a proxy runs, `POST /admin/keys` does it."""
+    settings = _settings(ProxySettings)
+    try:
+        print(keys.add(settings.data, name))
+    except DataInUse as error:
+        _fail(f"{error}; that one makes keys itself: POST /admin/keys")
+    except StorageError as error:
+        _fail(str(error))
 
 
 def main() -> None:

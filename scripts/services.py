@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 
 from proxy import secrets
+from proxy.errors import PublicWithoutKeys
+from proxy.keys import check_bind
 from proxy.settings import ProxySettings
 from scripts import small_model
 from scripts.supervisor import STOP_SECONDS, Part, Supervisor
@@ -55,6 +57,10 @@ class Services:
         """Find out what would keep the parts from starting, before anything is made. Raises `CannotStart`."""
         settings = self.proxy_settings
         require_free_port(settings.host, settings.port)
+        try:
+            check_bind(settings)
+        except PublicWithoutKeys as error:
+            raise CannotStart(str(error)) from error
         if not settings.upstream:
             require_free_port("127.0.0.1", settings.port + 1)
             if self._model is not None:

@@ -3,6 +3,7 @@
 * StorageError
   * IllegalMove        a state machine was asked for a move that its table does not hold
   * NotFound           no row under that name
+  * Refused            what was asked for cannot be, as things are
   * NewerDatabase      the database was written by a newer program
   * JournalDown        the journal took no record (full disk, lost folder)
 """
@@ -20,6 +21,10 @@ class IllegalMove(StorageError):
 
 class NotFound(StorageError):
     """There is nothing under that name; the text names what was looked for."""
+
+
+class Refused(StorageError):
+    """What was asked for cannot be, as things are; the text says why, and what can."""
 
 
 class NewerDatabase(StorageError):

@@ -96,5 +96,8 @@ def explain(error: Exception) -> str:
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"])
         variable = "SLIPSTREAM_" + name.replace(".", "__").upper()
-        lines.append(f"setting {name} ({FILE} or {variable}): {problem['msg']}; found {problem['input']!r}")
+        found = repr(problem["input"])
+        # A key, or a password in an address, is not for a terminal or a log.
+        shown = "" if name.endswith("_key") or "@" in found else f"; found {found}"
+        lines.append(f"setting {name} ({FILE} or {variable}): {problem['msg']}{shown}")
     return "\n".join(lines)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hmac
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, HTTPException, Request
+from fastapi import Depends, HTTPException, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
 
+from proxy.keys import ClientKeys, is_same
 from proxy.recorder import Recorder
 from proxy.sessions import SessionTable
 from proxy.settings import ProxySettings
@@ -23,7 +24,9 @@ from storage.ingest import Ingestion
 @dataclass(frozen=True, slots=True)
 class Context:
     settings: ProxySettings
-    admin_key: str
+    admin_key: bytes
+    """Its hash."""
+    keys: ClientKeys
     upstreams: Upstreams
     policy: Policy
     table: SessionTable
@@ -49,12 +52,26 @@ def get_context(request: Request) -> Context:
 
 Here = Annotated[Context, Depends(get_context)]
 
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+class Problem(BaseModel):
+    """An error of the admin API."""
+
+    detail: str
+
+
+def page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:
+    """A page of a list; ``cursor`` asks for the next one."""
+    return {"items": items, "cursor": items[-1][key] if len(items) == limit else None}
+
+
 _bearer = HTTPBearer(auto_error=False, description="The admin key: `admin.key` in the data folder.")
 
 
 def require_admin(context: Here, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
     given = credentials.credentials if credentials else ""
-    if not given or not hmac.compare_digest(given.encode(), context.admin_key.encode()):
+    if not is_same(given.encode("latin-1", "replace"), context.admin_key):
         raise HTTPException(
             401,
             "wrong or missing admin key: send `Authorization: Bearer <key>`; the key is in "

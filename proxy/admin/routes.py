@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from proxy.admin.context import Here, require_admin
+from proxy.admin.context import Here, Limit, Problem, page, require_admin
 from proxy.admin.status import NO_TRAINER, degraded, serves_live, status, trainer_alive
 from proxy.client_api import RewardBody, keep_reward
 from proxy.errors import ProxyError
@@ -20,12 +20,15 @@ from proxy.versions import as_dict
 from storage import calls, coordination, groups, rewards, runs, sessions, versions
 from storage.errors import NotFound
 from storage.states import GroupState, RunState, SessionState, VersionState
-from storage.types import GroupId, Identity, Owner, Run, RunId, RunRequest, Session, new_id
+from storage.types import DEFAULT_OWNER, GroupId, Identity, Owner, Run, RunId, RunRequest, Session, new_id
 
 open_router = APIRouter()
-admin_router = APIRouter(prefix="/admin", dependencies=[Depends(require_admin)])
+admin_router = APIRouter(prefix="/admin", dependencies=[Depends(require_admin)], responses={401: {"model": Problem}})
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
+_NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": Problem}}
+_UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": Problem}}
+
+Number = Annotated[int, Query(ge=0, lt=2**63)]
 
 _POLL_SECONDS = 0.2
 
@@ -36,7 +39,7 @@ def health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@open_router.get("/ready")
+@open_router.get("/ready", responses={503: {"description": "It cannot; `problems` says why"}})
 def ready(context: Here) -> JSONResponse:
     """Whether the proxy can serve and record."""
     able = serves_live(context) and not context.draining()
@@ -57,20 +60,23 @@ def get_status(context: Here) -> dict[str, Any]:
 @admin_router.get("/sessions")
 def list_sessions(
     context: Here,
+    owner: str | None = None,
     scenario: str | None = None,
     state: SessionState | None = None,
-    version: int | None = None,
+    version: Number | None = None,
     limit: Limit = 100,
-    cursor: int | None = None,
+    cursor: Number | None = None,
 ) -> dict[str, Any]:
     """Sessions, newest first, with what became of each."""
-    where = {"scenario": scenario, "state": state, "version": version}
+    where = {"owner": owner, "scenario": scenario, "state": state, "version": version}
     found = sessions.rows(context.db, {k: v for k, v in where.items() if v is not None}, limit, cursor)
-    return _page(found, limit, "key")
+    return page(found, limit, "key")
 
 
-@admin_router.get("/sessions/{session_id:path}")
-def get_session(context: Here, session_id: str, episode: int | None = None, owner: str = "default") -> dict[str, Any]:
+@admin_router.get("/sessions/{session_id:path}", responses=_NOT_FOUND)
+def get_session(
+    context: Here, session_id: str, episode: Number | None = None, owner: str = DEFAULT_OWNER
+) -> dict[str, Any]:
     """One session with its calls, rewards and group."""
     session = _session(context, Identity(Owner(owner), session_id), episode)
     rows = sessions.rows(context.db, {"key": session.key}, 1, None)
@@ -81,10 +87,12 @@ def get_session(context: Here, session_id: str, episode: int | None = None, owne
     }
 
 
-@admin_router.post("/sessions/{session_id:path}/reward")
-def reward_session(context: Here, session_id: str, body: RewardBody, episode: int | None = None) -> dict[str, Any]:
+@admin_router.post("/sessions/{session_id:path}/reward", responses=_NOT_FOUND | _UNAVAILABLE)
+def reward_session(
+    context: Here, session_id: str, body: RewardBody, episode: Number | None = None, owner: str = DEFAULT_OWNER
+) -> dict[str, Any]:
     """Give a session a reward; an earlier one of the same name stays, and no longer counts."""
-    identity = Identity(Owner("default"), session_id)
+    identity = Identity(Owner(owner), session_id)
     _session(context, identity, episode)
     try:
         kept = keep_reward(context.recorder, identity, episode, "admin", body)
@@ -97,18 +105,19 @@ def reward_session(context: Here, session_id: str, body: RewardBody, episode: in
 @admin_router.get("/groups")
 def list_groups(
     context: Here,
+    owner: str | None = None,
     scenario: str | None = None,
     state: GroupState | None = None,
     limit: Limit = 100,
     cursor: str | None = None,
 ) -> dict[str, Any]:
     """Groups, newest first."""
-    where = {"scenario": scenario, "state": state}
+    where = {"owner": owner, "scenario": scenario, "state": state}
     found = groups.rows(context.db, {k: v for k, v in where.items() if v is not None}, limit, cursor)
-    return _page(found, limit, "id")
+    return page(found, limit, "id")
 
 
-@admin_router.get("/groups/{group_id}")
+@admin_router.get("/groups/{group_id}", responses=_NOT_FOUND)
 def get_group(context: Here, group_id: str) -> dict[str, Any]:
     """One group: its members with scores and explanations, its judge, the tokens spent."""
     try:
@@ -121,10 +130,10 @@ def get_group(context: Here, group_id: str) -> dict[str, Any]:
 @admin_router.get("/runs")
 def list_runs(context: Here, limit: Limit = 100, cursor: str | None = None) -> dict[str, Any]:
     """Runs, newest first; `requested` ones wait for the trainer."""
-    return _page([asdict(run) for run in runs.rows(context.db, limit, cursor)], limit, "id")
+    return page([asdict(run) for run in runs.rows(context.db, limit, cursor)], limit, "id")
 
 
-@admin_router.get("/runs/{run_id}")
+@admin_router.get("/runs/{run_id}", responses=_NOT_FOUND)
 def get_run(context: Here, run_id: str) -> dict[str, Any]:
     """One run: settings, metrics, groups, and what became of their sessions."""
     try:
@@ -141,13 +150,20 @@ def get_run(context: Here, run_id: str) -> dict[str, Any]:
 
 
 @admin_router.get("/versions")
-def list_versions(context: Here, limit: Limit = 100, cursor: int | None = None) -> dict[str, Any]:
+def list_versions(context: Here, limit: Limit = 100, cursor: Number | None = None) -> dict[str, Any]:
     """Versions with their states, newest first, and where each is loaded."""
     below = [v for v in reversed(versions.all_versions(context.db)) if cursor is None or v.number < cursor]
     found = [as_dict(v, context.settings.policy) for v in below[:limit]]
     shown = {v["number"] for v in found}
     loadings = [row for row in versions.loadings(context.db) if row["version"] in shown]
-    return {**_page(found, limit, "number"), "loadings": loadings}
+    return {**page(found, limit, "number"), "loadings": loadings}
+
+
+_TRAIN: dict[int | str, dict[str, Any]] = {
+    **_UNAVAILABLE,
+    200: {"description": "With `wait`: the run, ended"},
+    400: {"model": Problem},
+}
 
 
 class TrainBody(BaseModel):
@@ -160,7 +176,7 @@ class TrainBody(BaseModel):
     """Answer when the run has ended, and its version answers new sessions."""
 
 
-@admin_router.post("/train", status_code=202)
+@admin_router.post("/train", status_code=202, responses=_TRAIN)
 async def train(context: Here, body: TrainBody | None = None) -> JSONResponse:
     """Ask for a run now, with the groups that there are. Without a body: of all scenarios, with the usual settings."""
     body = body or TrainBody()
@@ -170,7 +186,7 @@ async def train(context: Here, body: TrainBody | None = None) -> JSONResponse:
     try:
         orjson.dumps(body.settings)
     except TypeError as error:
-        raise HTTPException(422, f"settings: {error}") from error
+        raise HTTPException(400, f"settings: {error}") from error
     asked = RunRequest(RunId(new_id()), body.scenario, body.settings, time.time())
     await anyio.to_thread.run_sync(lambda: runs.request(context.db, asked))
     if not body.wait:
@@ -208,10 +224,6 @@ def pause(context: Here) -> dict[str, bool]:
 def resume(context: Here) -> dict[str, bool]:
     coordination.set_paused(context.db, False)
     return {"paused": False}
-
-
-def _page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:
-    return {"items": items, "cursor": items[-1][key] if len(items) == limit else None}
 
 
 def _session(context: Here, identity: Identity, episode: int | None) -> Session:

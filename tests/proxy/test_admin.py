@@ -225,7 +225,7 @@ def test_settings_that_cannot_be_kept_are_refused(start_proxy: StartProxy) -> No
     with contextlib.closing(Database(proxy.data)) as db:
         coordination.beat(db, time.time())
         answer = proxy.answer("train", "POST", json={"settings": {"steps": 2**64}})
-        assert (answer.status_code, answer.json()["detail"]) == (422, "settings: Integer exceeds 64-bit range")
+        assert (answer.status_code, answer.json()["detail"]) == (400, "settings: Integer exceeds 64-bit range")
         assert runs.requests(db) == []
 
 

@@ -11,9 +11,12 @@ from proxy.errors import ProxyError, UpstreamFault
 FORMS = [
     (errors.BadTag, 400, "invalid_request_error"),
     (errors.BadRequest, 400, "invalid_request_error"),
+    (errors.Unauthorized, 401, "authentication_error"),
     (errors.NoSuchPath, 404, "not_found_error"),
     (errors.UnknownVersion, 404, "not_found_error"),
     (errors.TooLarge, 413, "invalid_request_error"),
+    (errors.TooManyCalls, 429, "rate_limit_error"),
+    (errors.HeadersTooLarge, 431, "invalid_request_error"),
     (errors.UpstreamUnreachable, 502, "api_error"),
     (errors.NotServing, 503, "api_error"),
 ]
