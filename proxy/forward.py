@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import time
 from typing import Any
 
-import aiohttp
-from yarl import URL
-
 from proxy import capture, foreign, headers
 from proxy.asgi import ClientGone, Receive, Scope, Send, read_body, respond_error, wait_for_disconnect
+from proxy.connections import Response, Unanswered
 from proxy.dialects import OTHER
 from proxy.dialects.documents import parse
 from proxy.errors import NotServing, ProxyError, UnknownVersion, UpstreamUnreachable
@@ -39,8 +36,7 @@ from storage.types import (
     parse_version,
 )
 
-# aiohttp warns of a larger body that is given as bytes: it would be written in one piece.
-_ONE_WRITE = 2**20
+_MARK = capture.HEADER.encode()
 
 
 class Forward:
@@ -206,7 +202,7 @@ class Forward:
     async def _pass(self, exchange: Exchange, send: Send) -> None:
         try:
             response = await self._ask(exchange)
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             self._end(exchange, CallOutcome.UPSTREAM_ERROR, f"vLLM did not answer: {error}")
             await exchange.settle()
             fault = UpstreamUnreachable(f"vLLM at {exchange.upstream.url} does not answer: {error}")
@@ -215,45 +211,43 @@ class Forward:
         try:
             await self._return(exchange, response, send)
         finally:
-            response.release() if exchange.ended else response.close()
+            response.close()
 
-    async def _ask(self, exchange: Exchange) -> aiohttp.ClientResponse:
+    async def _ask(self, exchange: Exchange) -> Response:
         request = exchange.request
         query = request.scope["query_string"]
-        url = exchange.upstream.url + request.route.path + (f"?{query.decode('latin-1')}" if query else "")
-        sent = headers.sent(request.scope["headers"])
+        target = request.route.path.encode() + (b"?" + query if query else b"")
+        fields = headers.sent(request.scope["headers"])
         if exchange.upstream.plugin:
-            sent.append((capture.HEADER, self._upstreams.header(exchange.nonce, exchange.model, exchange.exploration)))
-        sent.append(("Accept-Encoding", "identity"))
+            mark = self._upstreams.header(exchange.nonce, exchange.model, exchange.exploration)
+            fields.append((_MARK, mark.encode()))
+        fields.append((b"accept-encoding", b"identity"))
         for last_try in (False, True):
-            data = exchange.body if len(exchange.body) <= _ONE_WRITE else io.BytesIO(exchange.body)
             try:
-                return await self._upstreams.client.request(
-                    request.scope["method"], URL(url, encoded=True), data=data, headers=sent, allow_redirects=False
+                return await self._upstreams.ask(
+                    exchange.upstream, request.scope["method"], target, fields, exchange.body
                 )
-            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                # A kept connection that vLLM was just closing: no byte of a response came.
+            except Unanswered:
+                # A kept connection that vLLM was just closing.
                 if last_try:
                     raise
         raise AssertionError("the second try returns or raises")
 
-    async def _return(self, exchange: Exchange, response: aiohttp.ClientResponse, send: Send) -> None:
+    async def _return(self, exchange: Exchange, response: Response, send: Send) -> None:
         exchange.status = response.status
         exchange.first_byte_at = time.time()
-        exchange.streams = response.content_type == "text/event-stream"
+        exchange.streams = (response.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
         whole = exchange.capturer.resizes and not exchange.streams
-        left = response.content_length
         if not whole:
-            frame = capture.frame_length(response.headers.get(capture.HEADER)) or 0
-            await self._send_head(exchange, response, send, left if left is None else left - frame)
+            frame = capture.frame_length((response.header(_MARK) or b"").decode("latin-1")) or 0
+            await self._send_head(exchange, response, send, response.length and response.length - frame)
         try:
-            async for data in response.content.iter_any():
-                left = left - len(data) if left is not None else None
-                await self._send_piece(exchange, data, send, last=whole or left == 0)
-        except (aiohttp.ClientError, OSError) as error:
+            while data := await response.read():
+                await self._send_piece(exchange, data, send, last=whole or response.complete)
+        except OSError as error:
             self._end(exchange, CallOutcome.TRUNCATED, f"the response broke off: {error}")
             if whole:
-                await self._send_head(exchange, response, send, response.content_length)
+                await self._send_head(exchange, response, send, response.length)
             return  # The server closes the client's connection: it sees the same broken response.
         exchange.keep(exchange.capturer.end())
         exchange.record_capture()
@@ -263,13 +257,11 @@ class Forward:
             await self._send_head(exchange, response, send, len(exchange.held))
         await self._send(exchange, send, {"type": "http.response.body", "body": exchange.held})
 
-    async def _send_head(
-        self, exchange: Exchange, response: aiohttp.ClientResponse, send: Send, length: int | None
-    ) -> None:
+    async def _send_head(self, exchange: Exchange, response: Response, send: Send, length: int | None) -> None:
         """``length`` as the client gets the body; None: unknown before its end."""
-        head = headers.returned(response.raw_headers)
+        head = headers.returned(response.headers)
         if length is not None:
-            head.append((b"content-length", str(length).encode()))
+            head.append((b"content-length", b"%d" % length))
         head += exchange.marks(self._policy.name)
         exchange.head = head
         await self._send(exchange, send, {"type": "http.response.start", "status": response.status, "headers": head})

@@ -23,21 +23,13 @@ _NOT_SENT = (
 _NOT_RETURNED = _HOP_BY_HOP | {b"content-length", capture.HEADER.encode()}
 
 
-def sent(headers: Headers) -> list[tuple[str, str]]:
+def sent(headers: Headers) -> list[tuple[bytes, bytes]]:
     """A request's headers, as they go to vLLM."""
     named = [v for k, v in headers if k == b"connection"]
     dropped = _NOT_SENT | {token.strip().lower() for v in named for token in v.split(b",")} if named else _NOT_SENT
-    return [(name.decode("latin-1"), _text(value)) for name, value in headers if name not in dropped]
+    return [field for field in headers if field[0] not in dropped]
 
 
 def returned(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """A response's headers, as they go to the client; its length is for the caller to say."""
-    return [(lower, value) for name, value in headers if (lower := name.lower()) not in _NOT_RETURNED]
-
-
-def _text(value: bytes) -> str:
-    """A header's value as aiohttp takes it. It writes UTF-8 and nothing else: Latin-1 arrives as the same text."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
+    """A response's headers (names in lower case), as they go to the client; its length is for the caller to say."""
+    return [field for field in headers if field[0] not in _NOT_RETURNED]

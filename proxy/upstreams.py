@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import aiohttp
 import orjson
 
 from proxy import capture
+from proxy.connections import KEEPALIVE_SECONDS, Connections, Field, Response
 from proxy.errors import NotServing, UpstreamFault, UpstreamUnreachable
 from storage.types import BASE, VersionNumber, parse_version
 
@@ -24,8 +26,6 @@ NO_PLUGIN = (
     "most calls cannot be trained on: start it with `--middleware proxy.vllm_plugin.capture.CaptureMiddleware` "
     "(README, «A vLLM that already runs»)"
 )
-# vLLM closes a connection that was idle for 5 s; one that we close earlier is never found closed.
-_KEEPALIVE_SECONDS = 4.0
 
 
 @dataclass(slots=True, eq=False)
@@ -62,17 +62,18 @@ class Upstream:
 
 
 class Upstreams:
-    """All vLLM servers, one HTTP client for them, and the choice of one for a session."""
+    """All vLLM servers, the connections to them, and the choice of one for a session."""
 
     def __init__(self, urls: tuple[str, ...], secret: str, api_key: str | None, model: str | None) -> None:
         self._secret = secret
         self._model = model
         self._key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.all = tuple(Upstream(url) for url in urls)
+        self._connections = {url: Connections(url, api_key) for url in urls}
         self._client: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
         self._client = aiohttp.ClientSession(
             connector=connector,
             auto_decompress=False,
@@ -86,6 +87,8 @@ class Upstreams:
         )
 
     async def stop(self) -> None:
+        for connections in self._connections.values():
+            connections.close()
         if self._client is not None:
             await self._client.close()
 
@@ -96,6 +99,12 @@ class Upstreams:
 
     def header(self, nonce: str, model: str | None, exploration: capture.Exploration | None = None) -> str:
         return capture.request_header(self._secret, nonce, model, exploration)
+
+    def ask(
+        self, upstream: Upstream, method: str, target: bytes, fields: Sequence[Field], body: bytes
+    ) -> Awaitable[Response]:
+        """Send an agent's request; its response when the head has come. Raises as `Connections.ask` does."""
+        return self._connections[upstream.url].ask(method, target, fields, body)
 
     def choose(self, session_id: str, version: VersionNumber | None) -> Upstream:
         """The server for a session: the same one for all its calls while it can serve (prefix cache).
@@ -185,6 +194,8 @@ class Upstreams:
         return body[capture.frame_length(header) or 0 :]
 
     async def check_all(self, policy: str) -> None:
+        for connections in self._connections.values():
+            connections.close_old()
         await asyncio.gather(*(self.check(upstream, policy) for upstream in self.all))
 
 
