@@ -22,6 +22,7 @@ from proxy.client_api import ClientApi, serves
 from proxy.dialects import read_call
 from proxy.errors import CannotServe, ProxyError
 from proxy.forward import Forward
+from proxy.inference import Inference
 from proxy.keys import ClientKeys, check_bind, digest, is_public
 from proxy.limits import Limits
 from proxy.recorder import Recorder
@@ -116,10 +117,12 @@ class App:
         recorder = Recorder(journal)
         policy = Policy(versions_db, settings.policy, settings.adapters, upstreams)
         table = SessionTable(db, recorder, policy.live)
+        inference = Inference(table.has_ended, settings.session.idle)
+        inference.restore(db)
         await upstreams.start()
         await upstreams.check_all(settings.policy)
         self._keys = ClientKeys(db, needed=is_public(settings.host))
-        self._forward = Forward(settings, self._limits, upstreams, policy, table, recorder)
+        self._forward = Forward(settings, self._limits, upstreams, policy, table, inference, recorder)
         self._client_api = ClientApi(upstreams, table, recorder, settings.alias)
         self.fastapi.state.context = Context(
             settings,

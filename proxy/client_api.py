@@ -72,7 +72,9 @@ class ClientApi:
             answer = self._end(identity)
         else:
             body = await read_body(receive, _BODY_BYTES)
-            answer = keep_reward(self._recorder, identity, _episode(scope), "client", parse_reward(body))
+            episode = _episode(scope)
+            answer = keep_reward(self._recorder, identity, episode, "client", parse_reward(body))
+            answer["waits"] = not self._table.knows(identity, episode)
         await self._recorder.settle()
         if self._recorder.problem is not None:
             raise NotServing(_NOT_RECORDED)

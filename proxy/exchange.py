@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from proxy.asgi import Scope
 from proxy.capture import Exploration
 from proxy.dialects import LONGEST_FRAME
+from proxy.inference import Inferred
 from proxy.paths import Route
 from proxy.recorder import Recording
 from proxy.repeats import Abandoned, Answer
@@ -25,6 +26,7 @@ class Request:
     scope: Scope
     route: Route
     tags: Tags
+    inferred: Inferred
     body: bytes
     document: Any
     """The body as JSON; None where it is none."""
@@ -34,6 +36,11 @@ class Request:
     """By which a repeated call finds this one; empty: it is never given to another."""
     repeats: bool
     """The client says that it made this call before."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the response will be asked for when it is whole."""
+        return bool(self.key) or self.inferred.turn is not None
 
     @cached_property
     def model(self) -> str:
@@ -97,13 +104,15 @@ class Exchange:
     head: list[tuple[bytes, bytes]] = field(default_factory=list)
     """The response's headers, as the client gets them."""
     pieces: list[bytes] = field(default_factory=list)
-    """What the client gets, kept where it may be asked for again."""
+    """What the client gets, kept where it will be asked for again."""
     first_byte_at: float | None = None
     held: bytes = b""
     """The response's last bytes: they leave when the call's end is recorded."""
     abandoned: Abandoned | None = None
     """Set when the client has left."""
     ended: bool = False
+    complete: bool = False
+    """It ended as it should."""
 
     @property
     def client_left(self) -> bool:
@@ -117,7 +126,7 @@ class Exchange:
         """A piece of the response, for the journal and for a repetition of the call."""
         if self.recording is not None:
             self.recording.piece(data)
-        if self.request.key:
+        if self.request.remembers:
             self.pieces.append(data)
 
     def keep(self, data: bytes) -> None:

@@ -13,6 +13,7 @@ from proxy.dialects import OTHER
 from proxy.dialects.documents import parse
 from proxy.errors import NotServing, ProxyError, UnknownVersion, UpstreamUnreachable
 from proxy.exchange import Capturer, Exchange, Request
+from proxy.inference import Inference
 from proxy.limits import Limits
 from proxy.paths import find_route
 from proxy.recorder import Recorder
@@ -49,12 +50,14 @@ class Forward:
         upstreams: Upstreams,
         policy: Policy,
         table: SessionTable,
+        inference: Inference,
         recorder: Recorder,
     ) -> None:
         self._limits = limits
         self._upstreams = upstreams
         self._policy = policy
         self._table = table
+        self._inference = inference
         self._recorder = recorder
         self._aliases = frozenset(settings.alias)
         self._exploration = settings.sampling.exploration
@@ -68,7 +71,11 @@ class Forward:
                 await self._recorder.settle()
                 await repeat.answer.send(send)
                 return
-            exchange = self._begin(request, repeat.supersedes)
+            try:
+                exchange = self._begin(request, repeat.supersedes)
+            except ProxyError:
+                self._inference.learn(request.inferred, None)
+                raise
         except ClientGone:
             return
         except ProxyError as error:
@@ -84,17 +91,18 @@ class Forward:
         self._limits.check_request(body, document)
         tags = read_tags(scope["headers"], route, document)
         call = CallId(new_id())
-        identity = Identity(owner, tags.session or f"untagged-{call}")
+        inferred = self._inference.find(owner, scope, route.dialect, tags, body, document)
+        identity = Identity(owner, inferred.session_id)
         key = b""
         if tags.session is not None and route.dialect is not None:
             key = key_of(identity, route.path, scope["query_string"], body)
         repeats = bool(key) and is_repeated(scope["headers"])
-        return Request(scope, route, tags, body, document, call, identity, key, repeats)
+        return Request(scope, route, tags, inferred, body, document, call, identity, key, repeats)
 
     def _begin(self, request: Request, supersedes: CallId | None) -> Exchange:
         """Everything that is decided before vLLM is asked; raises `ProxyError` for the agent."""
         now = time.time()
-        identity, tags, route = request.identity, request.tags, request.route
+        identity, tags, route, inferred = request.identity, request.tags, request.route, request.inferred
         pinned = self._table.version(identity)
         upstream = self._upstreams.choose(identity.session_id, None)
         version = self._answering(request.model, pinned, upstream)
@@ -107,7 +115,7 @@ class Forward:
         start = CallStart(
             id=request.call,
             identity=identity,
-            scenario=tags.scenario,
+            scenario=inferred.scenario,
             split=tags.split,
             agent=tags.agent,
             dialect=route.dialect.name if route.dialect else OTHER,
@@ -118,8 +126,9 @@ class Forward:
             upstream=upstream.url,
             streamed=request.streamed,
             started_at=now,
-            session_by=tags.session_by,
-            scenario_by=tags.scenario_by,
+            session_by=inferred.session_by,
+            scenario_by=inferred.scenario_by,
+            ambiguous=inferred.ambiguous,
             supersedes=supersedes,
         )
         nonce = capture.new_nonce()
@@ -256,6 +265,9 @@ class Forward:
         if whole:
             await self._send_head(exchange, response, send, len(exchange.held))
         await self._send(exchange, send, {"type": "http.response.body", "body": exchange.held})
+        if exchange.complete:
+            answer = None if exchange.client_left else b"".join(exchange.pieces)
+            self._inference.learn(exchange.request.inferred, answer)
 
     async def _send_head(self, exchange: Exchange, response: Response, send: Send, length: int | None) -> None:
         """``length`` as the client gets the body; None: unknown before its end."""
@@ -301,7 +313,9 @@ class Forward:
             return
         exchange.ended = True
         now = time.time()
-        complete = outcome is CallOutcome.COMPLETE
+        complete = exchange.complete = outcome is CallOutcome.COMPLETE
+        if not complete:
+            self._inference.learn(exchange.request.inferred, None)
         if exchange.recording is not None:
             exchange.recording.end(CallEnd(outcome, exchange.status, error, exchange.first_byte_at, now))
         if exchange.abandoned is not None:

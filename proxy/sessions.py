@@ -16,6 +16,9 @@ from storage.types import Identity, VersionNumber
 
 _log = logging.getLogger("slipstream.sessions")
 
+_ENDED = 10_000
+"""How many ended sessions are remembered: the newest."""
+
 
 @dataclass(slots=True)
 class OpenSession:
@@ -35,6 +38,8 @@ class SessionTable:
         self._recorder = recorder
         self._live = live
         self._open: OrderedDict[Identity, OpenSession] = OrderedDict()
+        self._ended: OrderedDict[Identity, None] = OrderedDict()
+        """Closed for good, and not opened again. The database knows it a little later than this table."""
         for session in sorted(sessions.opened(db), key=lambda s: s.last_call_at):
             identity = Identity(session.owner, session.session_id)
             self._open[identity] = OpenSession(identity, session.version, session.last_call_at)
@@ -44,6 +49,8 @@ class SessionTable:
         session = self._open.get(identity)
         if session is not None:
             return session.version
+        if identity in self._ended:
+            return self._live()
         try:
             known = sessions.newest(self._db, identity)
             if known is not None and sessions.takes_calls(self._db, known):
@@ -56,6 +63,7 @@ class SessionTable:
     def begin(self, identity: Identity, version: VersionNumber, now: float) -> OpenSession:
         """A call of the session starts; a session that is not open is opened, pinned to ``version``."""
         session = self._open.setdefault(identity, OpenSession(identity, version, now))
+        self._ended.pop(identity, None)
         session.under_way += 1
         session.last_call_at = now
         self._open.move_to_end(identity)
@@ -79,8 +87,8 @@ class SessionTable:
         session = self._open.get(identity)
         if session is None:
             known = sessions.newest(self._db, identity)
-            if known is not None:
-                self._recorder.close(Close(identity, by, now))
+            if known is not None and self._recorder.close(Close(identity, by, now)):
+                self._remember_ended(identity, by)
             return known is not None
         session.ends = by
         self._close_if_due(session, now)
@@ -101,8 +109,30 @@ class SessionTable:
         # Unrecorded, it stays open: it is closed for being idle when recording works again.
         if self._recorder.close(Close(session.identity, session.ends, now)):
             del self._open[session.identity]
+            self._remember_ended(session.identity, session.ends)
         else:
             session.ends = None
+
+    def knows(self, identity: Identity, episode: int | None) -> bool:
+        """Whether there is such a session (``episode`` None: any episode of it)."""
+        if episode is None and (identity in self._open or identity in self._ended):
+            return True  # maybe before the database knows it
+        try:
+            return sessions.find(self._db, identity, episode) is not None
+        except DatabaseError as error:
+            _log.error("whether there is %s is not known, for the database cannot be read: %r", identity, error)
+            return False
+
+    def has_ended(self, identity: Identity) -> bool:
+        """Whether the session was ended, not long ago: a further call of its id begins the next episode."""
+        return identity in self._ended
+
+    def _remember_ended(self, identity: Identity, by: ClosedBy) -> None:
+        if by is ClosedBy.IDLE:
+            return  # it opens again
+        self._ended[identity] = None
+        if len(self._ended) > _ENDED:
+            self._ended.popitem(last=False)
 
     def pinned(self) -> set[VersionNumber]:
         """The versions that open sessions name."""

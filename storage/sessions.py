@@ -223,6 +223,18 @@ def count_skipped(db: Database, reason: str) -> int:
     return counts.of(db, "skipped").get(reason, 0)
 
 
+def alone(db: Database, newest: int) -> tuple[int, int]:
+    """Of the ``newest`` sessions: how many have a scenario, and how many one that no other session ever had."""
+    row = db.first(
+        "SELECT count(*), sum(NOT EXISTS (SELECT 1 FROM sessions AS other"
+        " WHERE other.owner = s.owner AND other.scenario = s.scenario AND other.key <> s.key))"
+        " FROM (SELECT * FROM sessions ORDER BY key DESC LIMIT ?) AS s WHERE scenario IS NOT NULL",
+        (newest,),
+    )
+    assert row is not None
+    return row[0], row[1] or 0
+
+
 def skipped_by_run(db: Database, run: RunId) -> list[dict[str, Any]]:
     """The sessions of a run's groups that were not trained on, with their reasons."""
     found = db.all(

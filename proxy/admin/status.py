@@ -12,6 +12,10 @@ from storage import coordination, groups, repetition, runs, sessions, versions
 from storage.states import VersionState
 from storage.types import BASE, version_name
 
+_LAST_SESSIONS = 200
+_FEW_SESSIONS = 20
+_HIGH_SHARE = 0.5
+
 NO_TRAINER = "the trainer does not run: start it with `slipstream trainer` or ./scripts/serve"
 
 
@@ -26,6 +30,7 @@ def status(context: Context) -> dict[str, Any]:
         "live": version_name(context.settings.policy, context.policy.live()),
         "versions": _versions(context),
         "sessions": sessions.states(db),
+        "unshared_scenarios": _unshared(context),
         "groups": groups.states(db),
         "last_run": asdict(newest) if newest else None,
         "paused": coordination.is_paused(db),
@@ -84,6 +89,12 @@ def _upstream(context: Context, upstream: Upstream) -> dict[str, Any]:
     }
 
 
+def _unshared(context: Context) -> dict[str, Any]:
+    """Of the last sessions those whose scenario nobody shares; they cannot be compared with any other."""
+    of, lonely = sessions.alone(context.db, _LAST_SESSIONS)
+    return {"sessions": lonely, "of": of, "share": lonely / of if of else 0.0}
+
+
 def _versions(context: Context) -> dict[str, list[str]]:
     by_state: dict[str, list[str]] = {}
     for version in versions.all_versions(context.db):
@@ -93,14 +104,18 @@ def _versions(context: Context) -> dict[str, list[str]]:
 
 def _warnings(context: Context) -> list[str]:
     warnings = []
-    untagged = sessions.count_skipped(context.db, sessions.UNTAGGED)
-    if untagged:
+    ambiguous = sessions.count_skipped(context.db, sessions.AMBIGUOUS)
+    if ambiguous:
         warnings.append(
-            f"{untagged} calls came without X-Session-Id: they were served and recorded, and cannot be trained on"
+            f"{ambiguous} sessions were skipped as ambiguous, for agents without tags were answered alike: "
+            "tag their calls with X-Session-Id"
         )
-    bare = sessions.count_skipped(context.db, sessions.NO_SCENARIO)
-    if bare:
-        warnings.append(f"{bare} sessions came without X-Scenario-Id: nothing can be compared with them")
+    unshared = _unshared(context)
+    if unshared["of"] >= _FEW_SESSIONS and unshared["share"] > _HIGH_SHARE:
+        warnings.append(
+            f"{unshared['sessions']} of the last {unshared['of']} sessions have a scenario that no other session has: "
+            "nothing can be compared with them; tag the sessions of one task with one X-Scenario-Id"
+        )
     warnings += _unexplored(context)
     for version in versions.all_versions(context.db):
         if version.state is VersionState.REJECTED and version.number > context.policy.live():

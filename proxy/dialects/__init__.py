@@ -10,7 +10,7 @@ from proxy.dialects.types import Continued, Dialect, Issued
 from storage.calls import Reading
 from storage.types import CallStart
 
-__all__ = ["DIALECTS", "LONGEST_FRAME", "OTHER", "Continued", "Dialect", "Issued", "is_stream", "read_call"]
+__all__ = ["BY_NAME", "DIALECTS", "LONGEST_FRAME", "OTHER", "Continued", "Dialect", "Issued", "is_stream", "read_call"]
 
 _ALL: tuple[Dialect, ...] = (ChatCompletions(), Completions(), Responses(), Messages())
 
@@ -23,7 +23,7 @@ LONGEST_FRAME = max(len(frame) for dialect in _ALL for frame in (*dialect.last_f
 _BLANKS = 64
 """Of the bytes that may stand before a document."""
 
-_BY_NAME = {dialect.name: dialect for dialect in _ALL}
+BY_NAME: dict[str, Dialect] = {dialect.name: dialect for dialect in _ALL}
 
 
 OTHER = "other"
@@ -34,7 +34,7 @@ def read_call(start: CallStart, request: bytes, response: bytes) -> Reading:
     """The reading of a recorded call, by its own dialect; of one without there is nothing to read."""
     if start.dialect == OTHER:
         return Reading((), ())
-    return _BY_NAME[start.dialect].read(request, response, is_stream(response))
+    return BY_NAME[start.dialect].read(request, response, is_stream(response))
 
 
 def is_stream(response: bytes) -> bool:

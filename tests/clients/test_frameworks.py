@@ -22,21 +22,18 @@ PARTS = {
         Part("stream", chain(2), "url"),
         Part("sub-agent", _HEAD_AND_SUB_AGENT),
         Part("structured", chain(1)),
-        Part("responses", chain(CALLS), "metadata"),
     ],
     "pydantic_ai": [
         Part("chat", chain(CALLS), "metadata"),
         Part("stream", chain(2)),
         Part("output tool", chain(2)),
         Part("native output", chain(1)),
-        Part("responses", chain(CALLS)),
     ],
     "langchain_openai": [
         Part("chat", chain(CALLS), ends=True),
         Part("stream", chain(CALLS), ends=True),
         Part("async", (None, None)),
         Part("structured", chain(2)),
-        Part("responses", chain(CALLS), "url", ends=True),
     ],
     "smolagents": [
         Part("tools", chain(5), "url"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -9,34 +10,40 @@ import pytest
 from proxy.admin.context import Context
 from storage import groups, sessions
 from storage.states import ClosedBy, Outcome, SessionState
-from storage.types import GroupId
+from storage.types import GroupId, TaggedBy
 from tests.fake_vllm import FakeVllm
 from tests.proxy.conftest import StartProxy
 from tests.proxy.running import Recorded, RunningProxy, tags, until
 
 
-def test_an_untagged_call_is_served_and_skipped(start_proxy: StartProxy) -> None:
-    proxy = start_proxy()
-    recorded = Recorded(proxy.data)
-    answer = proxy.chat()
-    assert answer.status_code == 200
-    name = answer.headers["x-session-id"]
-    session = until(lambda: recorded.closed(name))
-    assert (session.state, session.reason, session.calls) == (SessionState.SKIPPED, "untagged", 1)
-    recorded.calls(name)
-    assert proxy.status()["warnings"][0] == (
-        "1 calls came without X-Session-Id: they were served and recorded, and cannot be trained on"
-    )
-    recorded.db.close()
-
-
-def test_a_session_without_a_scenario_is_skipped_when_it_ends(
-    proxy: RunningProxy, recorded: Recorded, sid: str
-) -> None:
+def test_a_scenario_that_is_not_given_is_inferred(proxy: RunningProxy, recorded: Recorded, sid: str) -> None:
     proxy.chat(headers=tags(sid, scenario=None, x_session_end="true"))
     session = until(lambda: recorded.closed(sid))
-    assert session.state is SessionState.SKIPPED
-    assert session.reason == "no scenario: tag its calls with X-Scenario-Id"
+    assert session.state is SessionState.CLOSED
+    assert re.fullmatch(r"auto-[0-9a-f]{12}", session.scenario or "")
+    assert (session.session_by, session.scenario_by) == (TaggedBy.HEADER, TaggedBy.INFERRED)
+
+
+def test_a_session_without_any_scenario_is_skipped_when_it_ends(
+    proxy: RunningProxy, recorded: Recorded, sid: str
+) -> None:
+    """Calls that nobody answers in words have no conversation to infer a scenario from."""
+    proxy.client.post("/v1/embeddings", json={"model": "agent", "input": "x"}, headers=tags(sid, scenario=None))
+    assert proxy.client.post(f"/v1/sessions/{sid}/end").status_code == 200
+    session = until(lambda: recorded.closed(sid))
+    assert (session.state, session.reason) == (SessionState.SKIPPED, "no scenario: tag its calls with X-Scenario-Id")
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/audio/transcriptions", "/tokenize"])
+def test_calls_without_conversation_leave_no_open_sessions(proxy: RunningProxy, recorded: Recorded, path: str) -> None:
+    names = [proxy.client.post(path, json={"model": "agent"}).headers["x-session-id"] for _ in range(2)]
+    assert names[0] != names[1]
+    assert until(lambda: all(map(recorded.closed, names)))
+    for session in map(recorded.session, names):
+        assert session is not None
+        assert (session.state, session.reason, session.calls) == (SessionState.SKIPPED, "untagged", 1)
+    context: Context = proxy.app.fastapi.state.context
+    assert not {one.session_id for one in context.table._open} & set(names)
 
 
 def test_session_end_closes_behind_the_call(proxy: RunningProxy, recorded: Recorded, sid: str) -> None:
@@ -156,13 +163,16 @@ def test_bad_tags_are_refused_with_the_reason(
 
 
 def test_rewards_come_before_during_and_after(proxy: RunningProxy, recorded: Recorded, sid: str) -> None:
-    def give(value: object, **more: object) -> int:
-        return proxy.client.post(f"/v1/sessions/{sid}/reward", json={"value": value, **more}).status_code
+    def give(value: object, **more: object) -> tuple[int, bool]:
+        """Whether the reward waits for its session."""
+        answer = proxy.client.post(f"/v1/sessions/{sid}/reward", json={"value": value, **more})
+        return answer.status_code, answer.json()["waits"]
 
-    assert give(0.25, reason="early") == 200
-    proxy.chat(headers=tags(sid, x_session_end="true"))
-    assert give(1) == 200
-    assert give(-2.5, name="style") == 200
+    assert give(0.25, reason="early") == (200, True)
+    proxy.chat(headers=tags(sid))
+    assert give(1) == (200, False)
+    proxy.client.post(f"/v1/sessions/{sid}/end")
+    assert give(-2.5, name="style") == (200, False)
     found = until(lambda: _rewards(proxy, sid, 3))
     assert [(r["name"], r["source"], r["value"], r["reason"]) for r in found] == [
         ("reward", "client", 0.25, "early"),

@@ -44,8 +44,7 @@ def seen(result: Any) -> list[Any]:
 
 
 async def converse(run: Run, kind: Any) -> list[Any]:
-    settings = ModelSettings(metadata=run.metadata or None)
-    agent = Agent(name="weatherman", instructions="Know the weather.", tools=TOOLS, model=kind, model_settings=settings)
+    agent = Agent(name="weatherman", instructions="You know the weather.", tools=TOOLS, model=kind)
     history: Any = []
     found = []
     for question in questions(run):

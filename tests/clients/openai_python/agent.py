@@ -9,7 +9,6 @@ import openai
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
-from tests.clients.openai_python import responding
 from tests.clients.program import CALLS, SCHEMAS, Run, play, questions, use
 
 Document = dict[str, Any]
@@ -175,21 +174,6 @@ def leaves(run: Run) -> list[Any]:
     return []
 
 
-def completions(run: Run) -> list[Any]:
-    """The older form: a text goes on."""
-    given: Any = {"model": run.model, "prompt": f"{run.topic}: once upon", "max_tokens": 30}
-    with client(run) as api:
-        whole = api.completions.create(**given, n=2).model_dump()
-        return [whole, *(chunk.model_dump() for chunk in api.completions.create(**given, stream=True))]
-
-
-def embeddings(run: Run) -> list[Any]:
-    """Numbers as floats, and as the package asks for them by itself: base64."""
-    with client(run) as api:
-        floats = api.embeddings.create(model=run.model, input=["one", "two"], encoding_format="float")
-        return [floats.model_dump(), api.embeddings.create(model=run.model, input="one").model_dump()]
-
-
 def models(run: Run) -> list[Any]:
     with client(run) as api:
         return sorted(model.id for model in api.models.list())
@@ -205,10 +189,7 @@ SCENES = {
     "errors": errors,
     "busy": busy,
     "leaves": leaves,
-    "completions": completions,
-    "embeddings": embeddings,
     "models": models,
-    **responding.SCENES,
 }
 
 if __name__ == "__main__":
