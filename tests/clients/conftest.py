@@ -16,6 +16,8 @@ from tests.proxy.running import RunningProxy  # noqa: E402
 @pytest.fixture(scope="session")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with FakeVllm() as fake:
+        # As a real one: no two answers have the same ids, and responses can be continued by theirs.
+        fake.state.unique_ids = fake.state.stores = True
         proxy = RunningProxy(tmp_path_factory.mktemp("clients") / "data", (fake.url,), fake.secret)
         found = Stage(fake, proxy)
         yield found

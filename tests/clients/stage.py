@@ -14,8 +14,7 @@ from storage.types import Call, Session, TaggedBy
 from tests.clients.environments import PROJECT, environment
 from tests.clients.program import Run
 from tests.clients.transcripts import canonical
-from tests.fake_vllm import FakeVllm, tokens
-from tests.fake_vllm.engine import BASE_WEIGHTS, Model, answer
+from tests.fake_vllm import FakeVllm
 from tests.proxy.running import Recorded, RunningProxy, until
 
 MODEL = "base-model"
@@ -140,30 +139,46 @@ def assert_same(played: Played) -> Any:
     return played.proxied["transcript"]
 
 
+def assert_only_our_headers(stage: Stage, played: Played) -> None:
+    """The transcripts hold status, headers and more: the proxy adds its own headers to vLLM's, and nothing else."""
+    direct, proxied = (found["transcript"] for found in (played.direct, played.proxied))
+    calls = stage.calls(played)
+    heads = [at for at, value in enumerate(direct) if isinstance(value, dict) and "content-type" in value]
+    for at, call in zip(heads, calls, strict=True):
+        session = stage.session(played).session_id
+        ours = {"x-call-id": call.id, "x-session-id": session, "x-policy-version": "policy@0"}
+        assert proxied[at] == direct[at] | ours
+    rest = [[value for at, value in enumerate(found) if at not in heads] for found in (direct, proxied)]
+    assert canonical(rest[0]) == canonical(rest[1])
+
+
 def assert_recorded(stage: Stage, played: Played) -> list[Call]:
     """The session of ``played`` is on record, whole, with exact tokens and the right parents; gives its calls."""
     part = played.part
     session = stage.session(played)
     assert session.closed_by == ("ended" if part.ends else None)
     assert (session.session_by, session.scenario_by) == (_TAGGED_BY[part.tagging],) * 2
+    assert session.split == part.headers.get("X-Split", "train")
     if part.tagging != "none":
         assert session.scenario == f"weather with {played.session.partition(':')[0]}"
     calls = stage.calls(played)
     rows = [stage.recorded.row(call.seq) for call in calls]
     numbers = {call.seq: number for number, call in enumerate(calls)}
     assert tuple(numbers.get(row["parent"]) for row in rows) == part.parents
-    for call, row in zip(calls, rows, strict=True):
+    for call in calls:
         assert (call.outcome, call.not_trainable, call.version) == (CallOutcome.COMPLETE, None, 0)
-        assert_tokens(call, json.loads(row["request"]))
+        assert_tokens(stage, call)
     return calls
 
 
-def assert_tokens(call: Call, request: dict[str, Any]) -> None:
-    """The ids and logprobs are those of the fake's model, computed here again."""
-    assert list(call.prompt_ids) == tokens.prompt(request["messages"])
-    expected = [answer(Model(MODEL, BASE_WEIGHTS), request, index) for index in range(request.get("n") or 1)]
+def assert_tokens(stage: Stage, call: Call) -> None:
+    """The ids, the logprobs and why each choice ended are what the fake says of the same request."""
+    row = stage.recorded.row(call.seq)
+    said = stage.fake.capture(row["path"], json.loads(row["request"]))
+    assert [list(call.prompt_ids)] == said["prompts"]
     found = [(choice.index, list(choice.ids), list(choice.logprobs), choice.finish) for choice in call.choices]
-    assert found == [(c.index, c.ids, c.logprobs, c.finish) for c in expected]
+    assert found == [(one["index"], one["ids"], one["logprobs"], one["finish"]) for one in said["choices"]]
+    assert all(ids for _, ids, _, _ in found)
 
 
 def chain(length: int) -> tuple[int | None, ...]:

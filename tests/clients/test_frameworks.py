@@ -18,27 +18,30 @@ _HEAD_AND_SUB_AGENT = (None, None, 1, 2, 0)
 
 PARTS = {
     "openai_agents": [
-        Part("chat", chain(CALLS)),
+        Part("chat", chain(CALLS), "none"),
         Part("stream", chain(2), "url"),
         Part("sub-agent", _HEAD_AND_SUB_AGENT),
         Part("structured", chain(1)),
+        Part("responses", chain(CALLS), "metadata"),
     ],
     "pydantic_ai": [
         Part("chat", chain(CALLS), "metadata"),
         Part("stream", chain(2)),
         Part("output tool", chain(2)),
         Part("native output", chain(1)),
+        Part("responses", chain(CALLS)),
     ],
     "langchain_openai": [
-        Part("chat", chain(CALLS), ends=True),
+        Part("chat", chain(CALLS), "none", ends=True),
         Part("stream", chain(CALLS), ends=True),
         Part("async", (None, None)),
         Part("structured", chain(2)),
+        Part("responses", chain(CALLS), "url", ends=True),
     ],
     "smolagents": [
         Part("tools", chain(5), "url"),
         Part("stream", chain(5)),
-        Part("code", chain(1)),
+        Part("code", chain(1), headers={"X-Split": "eval"}),
     ],
 }
 CASES = [pytest.param(client, part.scene, id=f"{client}: {part.scene}") for client in PARTS for part in PARTS[client]]

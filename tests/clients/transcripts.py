@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 _ID = re.compile(
-    r"\b(?:chatcmpl-tool|chatcmpl|cmpl|resp|msg|call|fc|rs|toolu|message)[-_][0-9a-f-]{8,}\b"
+    r"\b(?:chatcmpl-tool|chatcmpl|cmpl|embd|resp|msg|call|fc|rs|toolu|message)[-_][0-9a-f-]{8,}\b"
     r"|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{32}\b"
 )
 _BASE_URL = re.compile(r"http://127\.0\.0\.1:\d+(/scenario/[^/]+)?(/session/[^/]+)?/v1/?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -123,6 +124,11 @@ class FakeVllm:
     def answer(self, path: str, request: dict[str, Any]) -> bytes:
         """The body of the answer to a request, without a server."""
         return b"".join(self._app.answer(path, request).parts)
+
+    def capture(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
+        """What the plugin captures of the answer to a request, without a server."""
+        found: dict[str, Any] = json.loads(self._app.answer(path, request).capture or b"{}")
+        return found
 
     def fail_next(self, path: str, fault: str) -> None:
         """The next request to ``path`` meets ``fault``; for requests whose headers are not the test's."""

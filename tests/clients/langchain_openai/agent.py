@@ -36,7 +36,16 @@ def last(run: Run, number: int) -> dict[str, Any]:
 
 def chat(run: Run) -> list[Any]:
     """Tools, several turns."""
-    bound = model(run).bind_tools(list(TOOLS.values()))
+    return converse(run)
+
+
+def responses(run: Run) -> list[Any]:
+    """The same conversation by the responses API."""
+    return converse(run, use_responses_api=True)
+
+
+def converse(run: Run, **options: Any) -> list[Any]:
+    bound = model(run, **options).bind_tools(list(TOOLS.values()))
     messages: list[BaseMessage] = [SystemMessage("You know the weather.")]
     number = 0
     for question in questions(run):
@@ -87,7 +96,7 @@ def structured(run: Run) -> list[Any]:
     return [report.model_dump() for report in found]
 
 
-SCENES = {"chat": chat, "stream": stream, "async": asynchronous, "structured": structured}
+SCENES = {"chat": chat, "stream": stream, "async": asynchronous, "structured": structured, "responses": responses}
 
 if __name__ == "__main__":
     play(SCENES)

@@ -44,7 +44,8 @@ def seen(result: Any) -> list[Any]:
 
 
 async def converse(run: Run, kind: Any) -> list[Any]:
-    agent = Agent(name="weatherman", instructions="You know the weather.", tools=TOOLS, model=kind)
+    settings = ModelSettings(metadata=run.metadata or None)
+    agent = Agent(name="weatherman", instructions="Know the weather.", tools=TOOLS, model=kind, model_settings=settings)
     history: Any = []
     found = []
     for question in questions(run):

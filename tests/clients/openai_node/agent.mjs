@@ -72,13 +72,46 @@ function stream(run) {
   });
 }
 
+/** The same conversation by the responses API, plain and as a stream. */
+async function responses(run, streamed) {
+  const api = client(run);
+  const tools = Object.entries(SCHEMAS).map(([name, parameters]) => ({ type: "function", name, parameters }));
+  const input = [];
+  const seen = [];
+  let number = 0;
+  for (const content of questions(run)) {
+    input.push({ role: "user", content });
+    for (;;) {
+      const last = number === CALLS - 1 ? { headers: run.last } : {};
+      const body = { model: run.model, input, tools };
+      number += 1;
+      let response;
+      if (streamed) {
+        const events = api.responses.stream(body, last);
+        for await (const event of events) seen.push(event);
+        response = await events.finalResponse();
+      } else {
+        response = await api.responses.create(body, last);
+        seen.push(response);
+      }
+      const calls = response.output.filter((item) => item.type === "function_call");
+      input.push(...response.output.map(({ parsed_arguments, ...item }) => item));
+      if (!calls.length) break;
+      for (const { call_id, name, arguments: given } of calls) {
+        input.push({ type: "function_call_output", call_id, output: use[name](JSON.parse(given)) });
+      }
+    }
+  }
+  return seen;
+}
+
 /** The package's own loop over tools. */
 async function tools(run) {
   const functions = TOOLS.map((tool) => ({
     type: "function",
     function: { ...tool.function, function: use[tool.function.name], parse: JSON.parse },
   }));
-  const messages = [{ role: "user", content: `${run.topic}. ${questions(run)[1]}` }];
+  const messages = [{ role: "user", content: `${run.topic}: ${questions(run)[1]}` }];
   const runner = client(run).chat.completions.runTools({ model: run.model, messages, tools: functions });
   return [await runner.finalContent(), runner.messages];
 }
@@ -121,7 +154,17 @@ async function leaves(run) {
   return [];
 }
 
-const SCENES = { plain, stream, tools, raw, errors, busy, leaves };
+const SCENES = {
+  plain,
+  stream,
+  responses: (run) => responses(run, false),
+  "responses stream": (run) => responses(run, true),
+  tools,
+  raw,
+  errors,
+  busy,
+  leaves,
+};
 
 for await (const line of readline.createInterface({ input: process.stdin })) {
   const run = JSON.parse(line);

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import openai
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
+from tests.clients.openai_python import responding
 from tests.clients.program import CALLS, SCHEMAS, Run, play, questions, use
 
 Document = dict[str, Any]
@@ -69,19 +72,30 @@ def plain(run: Run) -> list[Document]:
 
 
 async def asynchronous(run: Run) -> list[Document]:
-    messages: list[Any] = []
-    seen: list[Document] = []
     async with AsyncOpenAI(base_url=run.base_url, api_key="sk-agent", default_headers=run.headers) as api:
-        for question in questions(run):
-            messages.append({"role": "user", "content": question})
-            while True:
-                answer = await api.chat.completions.create(**asked(run, messages, len(seen)))
-                seen.append(answer.model_dump())
-                message = answer.choices[0].message
-                messages.append(message)
-                if not message.tool_calls:
-                    break
-                messages += results(message)
+        return await converse(run, api)
+
+
+async def parallel(run: Run) -> list[list[Document]]:
+    """Several agents at once, alike but for their topic, on the same connections."""
+    topics = [f"{run.topic} {number}" for number in range(4)]
+    async with AsyncOpenAI(base_url=run.base_url, api_key="sk-agent", default_headers=run.headers) as api:
+        return list(await asyncio.gather(*(converse(replace(run, topic=topic), api) for topic in topics)))
+
+
+async def converse(run: Run, api: AsyncOpenAI) -> list[Document]:
+    messages: list[Any] = [{"role": "system", "content": "You know the weather."}]
+    seen: list[Document] = []
+    for question in questions(run):
+        messages.append({"role": "user", "content": question})
+        while True:
+            answer = await api.chat.completions.create(**asked(run, messages, len(seen)))
+            seen.append(answer.model_dump())
+            message = answer.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                break
+            messages += results(message)
     return seen
 
 
@@ -174,6 +188,21 @@ def leaves(run: Run) -> list[Any]:
     return []
 
 
+def completions(run: Run) -> list[Any]:
+    """The older form: a text goes on."""
+    given: Any = {"model": run.model, "prompt": f"{run.topic}: once upon", "max_tokens": 30}
+    with client(run) as api:
+        whole = api.completions.create(**given, n=2).model_dump()
+        return [whole, *(chunk.model_dump() for chunk in api.completions.create(**given, stream=True))]
+
+
+def embeddings(run: Run) -> list[Any]:
+    """Numbers as floats, and as the package asks for them by itself: base64."""
+    with client(run) as api:
+        floats = api.embeddings.create(model=run.model, input=["one", "two"], encoding_format="float")
+        return [floats.model_dump(), api.embeddings.create(model=run.model, input="one").model_dump()]
+
+
 def models(run: Run) -> list[Any]:
     with client(run) as api:
         return sorted(model.id for model in api.models.list())
@@ -182,6 +211,7 @@ def models(run: Run) -> list[Any]:
 SCENES = {
     "plain": plain,
     "async": asynchronous,
+    "parallel": parallel,
     "stream": stream,
     "async stream": async_stream,
     "structured": structured,
@@ -189,7 +219,10 @@ SCENES = {
     "errors": errors,
     "busy": busy,
     "leaves": leaves,
+    "completions": completions,
+    "embeddings": embeddings,
     "models": models,
+    **responding.SCENES,
 }
 
 if __name__ == "__main__":

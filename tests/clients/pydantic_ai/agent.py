@@ -8,7 +8,7 @@ from typing import Any
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.clients.program import Run, forecast, play, questions, weather
@@ -31,7 +31,17 @@ def settings(run: Run) -> Any:
 
 async def chat(run: Run) -> list[Any]:
     """Tools, several turns."""
-    agent = Agent(model(run), system_prompt="You know the weather.", tools=[weather, forecast])
+    return await converse(run, model(run))
+
+
+async def responses(run: Run) -> list[Any]:
+    """The same conversation by the responses API."""
+    api = AsyncOpenAI(base_url=run.base_url, api_key="sk-agent", default_headers=run.headers)
+    return await converse(run, OpenAIResponsesModel(run.model, provider=OpenAIProvider(openai_client=api)))
+
+
+async def converse(run: Run, kind: Any) -> list[Any]:
+    agent = Agent(kind, system_prompt="You know the weather.", tools=[weather, forecast])
     history: Any = []
     found: list[Any] = []
     for question in questions(run):
@@ -67,7 +77,13 @@ async def native_output(run: Run) -> list[Any]:
     return [result.output.model_dump(), json.loads(result.all_messages_json())]
 
 
-SCENES = {"chat": chat, "stream": stream, "output tool": output_tool, "native output": native_output}
+SCENES = {
+    "chat": chat,
+    "stream": stream,
+    "output tool": output_tool,
+    "native output": native_output,
+    "responses": responses,
+}
 
 if __name__ == "__main__":
     play(SCENES)

@@ -27,9 +27,10 @@ def forecast(city: str) -> str:
     return f'rain in {city}; and now: [[call weather {{"city": "Oslo"}}]]'
 
 
+# One tool at a time: of several at once it sorts the results by the ids of the calls, which are chance.
 TASKS = (
     'what is the weather in Paris? [[call forecast {"city": "Paris"}]]',
-    'and in Oslo and Rome? [[call weather {"city": "Rome"}]][[call weather {"city": "Oslo"}]]',
+    'and in Oslo? [[call weather {"city": "Oslo"}]]',
 )
 
 
