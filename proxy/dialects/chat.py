@@ -29,6 +29,8 @@ class ChatCompletions:
         return Reading(messages, _answers(response, streamed), tuple(field(asked, "tools", list) or ()))
 
     def issued(self, response: bytes, streamed: bool) -> Issued:
+        if b'"tool_calls"' not in response:
+            return Issued()
         calls = (call for message in _answers(response, streamed) for call in objects(message, "tool_calls"))
         return Issued(None, tuple(call["id"] for call in calls if isinstance(call.get("id"), str)))
 
@@ -71,9 +73,12 @@ def _streamed(response: bytes) -> list[Message]:
     choices: dict[int, _Growing] = {}
     for event in events(response):
         for choice in objects(event, "choices"):
-            delta = field(choice, "delta", dict)
-            if delta is not None:
-                choices.setdefault(field(choice, "index", int) or 0, _Growing()).add(delta)
+            delta, index = choice.get("delta"), choice.get("index")
+            if isinstance(delta, dict):
+                index = index if isinstance(index, int) else 0
+                if index not in choices:
+                    choices[index] = _Growing()
+                choices[index].add(delta)
     return [joined(choices[index].message) for index in sorted(choices)]
 
 
@@ -88,11 +93,11 @@ class _Growing:
 
     def add(self, delta: Document) -> None:
         for name, value in delta.items():
-            if name == "tool_calls" and isinstance(value, list):
+            if name in _JOINED and isinstance(value, str):
+                _extend(self.message, name, value)
+            elif name == "tool_calls" and isinstance(value, list):
                 for fragment in objects(delta, name):
                     self._add_call(fragment)
-            elif name in _JOINED and isinstance(value, str):
-                _extend(self.message, name, value)
             else:
                 _merge(self.message, name, value)
 
@@ -135,8 +140,7 @@ def _merge(document: Document, name: str, value: Any) -> None:
 
 
 def _extend(document: Document, name: str, text: str) -> None:
-    pieces = document.get(name)
-    if isinstance(pieces, Pieces):
+    if isinstance(pieces := document.get(name), Pieces):
         pieces.append(text)
     else:
         document[name] = Pieces([text])

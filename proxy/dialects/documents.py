@@ -30,22 +30,36 @@ def events(stream: bytes) -> Iterator[Document]:
 
     The last event is given even when the blank line that ends it never came.
     """
-    lines: list[bytes] = []
+    first: bytes | None = None
+    more: list[bytes] = []
     for line in stream.splitlines():
         if line.startswith(b"data:"):
-            lines.append(line[5:].strip())
-        elif not line and lines:
-            yield from _event(lines)
-            lines = []
-    yield from _event(lines)
+            if line == _DONE:
+                continue
+            if first is None:
+                first = line[5:]
+            else:
+                more.append(line[5:])
+        elif not line and first is not None:
+            if more:
+                yield from _objects([first, *more])
+                more = []
+            elif isinstance(document := parse(first), dict):
+                yield document
+            first = None
+    if first is not None:
+        yield from _objects([first, *more])
 
 
-def _event(lines: list[bytes]) -> Iterator[Document]:
+_DONE = b"data: [DONE]"
+"""Passed over before a parser is asked: it is in every stream of OpenAI's older dialects."""
+
+
+def _objects(lines: list[bytes]) -> list[Document]:
     """One document over several lines; or, where a server forgets the blank lines, one in each line."""
-    document = parse(b"\n".join(lines)) if lines else None
-    for found in [document] if document is not None or len(lines) < 2 else map(parse, lines):
-        if isinstance(found, dict):
-            yield found
+    document = parse(b"\n".join(lines))
+    found = [document] if document is not None else map(parse, lines)
+    return [one for one in found if isinstance(one, dict)]
 
 
 def metadata(document: Any) -> Document:

@@ -30,6 +30,8 @@ class Messages:
         return Reading(tuple(_conversation(asked)), () if blocks is None else (_answer(blocks),), tools)
 
     def issued(self, response: bytes, streamed: bool) -> Issued:
+        if b'"tool_use"' not in response:
+            return Issued()
         uses = (block for block in _blocks(response, streamed) or [] if block.get("type") == "tool_use")
         return Issued(None, tuple(use["id"] for use in uses if isinstance(use.get("id"), str)))
 
@@ -119,16 +121,16 @@ def _streamed(response: bytes) -> list[Document] | None:
     """The blocks that a client puts together from the frames."""
     blocks: list[Document] = []
     open_blocks: dict[int, Document] = {}
-    started = False
+    ended = False
     for event in events(response):
         kind, index = event.get("type"), field(event, "index", int) or 0
-        started = started or kind == "message_start"
+        ended = ended or kind == "message_stop"
         if kind == "content_block_start":
             open_blocks[index] = dict(field(event, "content_block", dict) or {})
             blocks.append(open_blocks[index])
         elif kind == "content_block_delta" and index in open_blocks:
             _add(open_blocks[index], field(event, "delta", dict) or {})
-    return [_closed(block) for block in blocks] if started or blocks else None
+    return [_closed(block) for block in blocks] if ended or blocks else None
 
 
 def _add(block: Document, delta: Document) -> None:

@@ -67,7 +67,12 @@ def function_call(call_id: Any, name: Any, arguments: Any, **others: Any) -> Doc
 
 def function_tool(tool: Document, parameters: str) -> Document:
     """A chat tool from a flat one, whose schema stands under the name ``parameters``."""
-    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get(parameters)}
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": tool.get(parameters),
+        "strict": tool.get("strict"),
+    }
     return {"type": "function", "function": {name: value for name, value in function.items() if said(value)}}
 
 

@@ -27,6 +27,7 @@ _FIELD_DELTAS = {
 """Deltas of a field of an item."""
 
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_WAITING = frozenset({"queued", "in_progress"})
 
 
 class Responses:
@@ -161,28 +162,31 @@ def _add_message(answer: Answer, said_so: Any) -> None:
 
 
 def _answered(response: bytes, streamed: bool) -> tuple[str | None, list[Document] | None]:
-    """The response's id, and its items (None where there is no answer)."""
+    """The response's id, and its items; None where there is no answer (yet: ``background``)."""
     if streamed:
         return _streamed(response)
     document = parse(response)
-    items = objects(document, "output") if field(document, "output", list) is not None else None
-    return field(document, "id", str), items
+    items = objects(document, "output")
+    answered = items or (field(document, "output", list) == [] and field(document, "status", str) not in _WAITING)
+    return field(document, "id", str), items if answered else None
 
 
 def _streamed(response: bytes) -> tuple[str | None, list[Document] | None]:
     """What a client puts together: the last frame repeats the whole answer; without it the frames before must do."""
     response_id: str | None = None
     built = _Items()
+    ended = False
     for event in events(response):
         kind = _kind(event)
         document = field(event, "response", dict)
-        if document is not None:
-            response_id = field(document, "id", str) or response_id
-            if kind in _ENDS and document.get("output"):
-                return response_id, objects(document, "output")
-        elif kind:
+        if document is None:
             built.add(kind, event)
-    return response_id, built.whole() if response_id is not None or built.items else None
+            continue
+        response_id = field(document, "id", str) or response_id
+        ended = ended or kind in _ENDS
+        if kind in _ENDS and (items := objects(document, "output")):
+            return response_id, items
+    return response_id, built.whole() if built.items or ended else None
 
 
 class _Items:

@@ -54,6 +54,8 @@ class Service:
             "SLIPSTREAM_MODEL": str(model),
             "SLIPSTREAM_JUDGE_BASE_URL": f"http://127.0.0.1:{port + 2}/v1",
             "SLIPSTREAM_JUDGE_MODEL": "test-judge",
+            # vLLM makes tool calls of what the model says only when it is told how to read it.
+            "SLIPSTREAM_VLLM_ARGS": "--enable-auto-tool-choice --tool-call-parser hermes",
             # Runs start when the tests ask for them.
             "SLIPSTREAM_TRAINER__GROUPS": "1000",
         }

@@ -117,8 +117,8 @@ def test_an_error_is_no_answer(dialect: Dialect, error: bytes) -> None:
 
 def test_metadata() -> None:
     assert metadata({"metadata": {"session_id": "s"}}) == {"session_id": "s"}
-    for document in (None, [], {}, {"metadata": None}, {"metadata": "s"}):
-        assert metadata(document) == {}
+    others: list[Any] = [None, [], {}, {"metadata": None}, {"metadata": "s"}]
+    assert [metadata(other) for other in others] == [{}] * len(others)
 
 
 PART = "x" * 200

@@ -94,7 +94,9 @@ def test_an_empty_answer(content: list[Any]) -> None:
     response = orjson.dumps({"content": content})
     assert MESSAGES.read(b"{}", response, False).output == ({"role": "assistant", "content": ""},)
     start = {"type": "message_start", "message": {"content": []}}
-    assert MESSAGES.read(b"{}", stream(start), True).output == ({"role": "assistant", "content": ""},)
+    assert MESSAGES.read(b"{}", stream(start), True).output == ()
+    frames = stream(start, {"type": "message_stop"})
+    assert MESSAGES.read(b"{}", frames, True).output == ({"role": "assistant", "content": ""},)
 
 
 def test_arguments_that_broke_off_stand_as_they_came() -> None:

@@ -133,6 +133,20 @@ def test_a_stream_without_its_last_frame_is_put_together() -> None:
     assert RESPONSES.issued(frames, True) == Issued("resp_1", TOOL_CALLS)
 
 
+@pytest.mark.parametrize(
+    ("status", "output"),
+    [("completed", [{"role": "assistant", "content": ""}]), ("queued", []), ("in_progress", [])],
+)
+def test_an_empty_answer_is_one_and_a_coming_one_is_none(status: str, output: list[Message]) -> None:
+    document = {"id": "resp_1", "status": status, "output": []}
+    assert list(RESPONSES.read(b"{}", orjson.dumps(document), False).output) == output
+    frames = stream(
+        {"type": "response.created", "response": {**document, "status": "in_progress"}},
+        *[{"type": "response.completed", "response": document} for _ in output],
+    )
+    assert list(RESPONSES.read(b"{}", frames, True).output) == output
+
+
 def test_deltas_belong_together_by_index_and_by_id_where_an_index_repeats() -> None:
     def added(name: str) -> dict[str, Any]:
         item = {"type": "function_call", "id": name, "call_id": f"call_{name}", "name": name, "arguments": ""}
@@ -152,9 +166,12 @@ def test_deltas_belong_together_by_index_and_by_id_where_an_index_repeats() -> N
 
 def test_tools() -> None:
     schema = {"type": "object"}
-    mine: dict[str, Any] = {"type": "function", "name": "f", "description": None, "parameters": schema, "strict": None}
+    mine: dict[str, Any] = {"type": "function", "name": "f", "description": None, "parameters": schema, "strict": True}
     tools = RESPONSES.read(orjson.dumps({"tools": [mine, {"type": "web_search"}]}), b"", False).tools
-    assert tools == ({"type": "function", "function": {"name": "f", "parameters": schema}}, {"type": "web_search"})
+    assert tools == (
+        {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}},
+        {"type": "web_search"},
+    )
 
 
 def test_what_a_request_continues() -> None:
