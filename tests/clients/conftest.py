@@ -18,7 +18,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with FakeVllm() as fake:
         # As a real one: no two answers have the same ids, and responses can be continued by theirs.
         fake.state.unique_ids = fake.state.stores = True
-        proxy = RunningProxy(tmp_path_factory.mktemp("clients") / "data", (fake.url,), fake.secret)
+        data = tmp_path_factory.mktemp("clients") / "data"
+        # However slow the machine is, no session closes for being idle.
+        proxy = RunningProxy(data, (fake.url,), fake.secret, idle=3600)
         found = Stage(fake, proxy)
         yield found
         found.recorded.db.close()

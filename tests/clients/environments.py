@@ -35,20 +35,22 @@ class Environment:
 
 def environment(name: str) -> Environment:
     """The environment of the client in folder ``name``, made where it is missing or outdated."""
-    source, folder = HERE / name, _ENVIRONMENTS / name
+    return prepare(HERE / name, _ENVIRONMENTS / name)
+
+
+def prepare(source: Path, folder: Path) -> Environment:
+    """The environment in ``folder`` for the program in ``source``. Raises RuntimeError where it cannot be made."""
     with _alone(folder):
-        wish = _wish(source)
-        mark = folder / _MARK
+        wish, mark = _wish(source), folder / _MARK
         if not mark.exists() or mark.read_text() != wish:
             shutil.rmtree(folder, ignore_errors=True)
             _make(source, folder)
             mark.write_text(wish)
-    python = str(folder / "bin" / "python")
-    if not (source / "package.json").exists():
-        return Environment((python, str(source / "agent.py")), folder)
-    # Node finds packages beside the program, so that is where the program must lie.
-    program = shutil.copy(source / "agent.mjs", folder / "agent.mjs")
-    return Environment((str(_node(folder) / "bin" / "node"), str(program)), folder)
+        if not (source / "package.json").exists():
+            return Environment((str(folder / "bin" / "python"), str(source / "agent.py")), folder)
+        # Node finds packages beside the program, so that is where the program must lie.
+        program = shutil.copy(source / "agent.mjs", folder / "agent.mjs")
+        return Environment((str(_node(folder) / "bin" / "node"), str(program)), folder)
 
 
 @contextmanager

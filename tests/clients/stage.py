@@ -121,7 +121,7 @@ def _program(client: str, runs: list[Run]) -> list[Any]:
         capture_output=True,
         text=True,
         cwd=made.folder,
-        env={**kept, "PYTHONPATH": str(PROJECT), "NO_PROXY": "127.0.0.1", "OPENAI_AGENTS_DISABLE_TRACING": "1"},
+        env={**kept, "PYTHONPATH": str(PROJECT), "OPENAI_AGENTS_DISABLE_TRACING": "1"},
         timeout=_SECONDS,
         check=False,
     )
