@@ -33,6 +33,7 @@ from proxy.versions import Policy
 from storage.database import Database
 from storage.ingest import Ingestion
 from storage.journal import JournalWriter
+from storage.retention import Keep
 
 _log = logging.getLogger("slipstream.proxy")
 
@@ -111,7 +112,8 @@ class App:
         db, versions_db = (Database(settings.data, checkpoints=True, durable=settings.fsync) for _ in range(2))
         after = db.number("SELECT segment FROM journal_position")
         journal = JournalWriter(settings.journal, after=after, fsync=os.fsync if settings.fsync else None)
-        ingestion = Ingestion(settings.data, journal, read_call)
+        keep = Keep(settings.keep.days, settings.keep.gigabytes)
+        ingestion = Ingestion(settings.data, journal, read_call, keep)
         ingestion.catch_up()
         ingestion.start()
         recorder = Recorder(journal)

@@ -16,6 +16,15 @@ class SessionSettings(Table):
     """Seconds without a call after which an open session closes."""
 
 
+class KeepSettings(Table):
+    """How long sessions are kept. None: for ever."""
+
+    days: float | None = Field(None, gt=0)
+    """Since a session's last call."""
+    gigabytes: float | None = Field(None, gt=0)
+    """Of the database; beyond it the oldest go."""
+
+
 class SamplingSettings(Table):
     """With what the policy's calls are sampled. (`policy` is the policy's name, hence a table of its own.)"""
 
@@ -58,6 +67,7 @@ class ProxySettings(Settings):
     """Seconds that calls under way have to end after SIGTERM; what is left then is cut off."""
     session: SessionSettings = SessionSettings()
     limit: LimitSettings = LimitSettings()
+    keep: KeepSettings = KeepSettings()
     sampling: SamplingSettings = SamplingSettings()
 
     @field_validator("upstream", "alias", mode="before")

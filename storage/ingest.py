@@ -14,14 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage import calls, rewards, sessions
+from storage import calls, figures, rewards, sessions
 from storage.call_writer import CallWriter, RecordedCall
 from storage.calls import Reading
 from storage.database import Database, OperationalError
+from storage.figures import Figures
 from storage.journal import JournalReader, JournalWriter, Kind, Position, Record
 from storage.records import unpack_close, unpack_end, unpack_reward, unpack_start
+from storage.retention import EVERYTHING, Keep
 from storage.states import CallOutcome
 from storage.types import CallEnd, CallId, CallStart, SessionKey, TaggedBy
+from storage.upkeep import Upkeep
 
 _log = logging.getLogger("slipstream.ingest")
 
@@ -31,8 +34,6 @@ _BUSY_SECONDS = 5
 """What a lock holds up for longer is said, and tried again."""
 _STOP_SECONDS = 5.0
 """What is not taken in by then is taken in at the next start."""
-_CHECKPOINT_SECONDS = 60.0
-"""The trainer's heartbeats lengthen the WAL, and only the proxy checkpoints: also when no call comes."""
 
 ReadCall = Callable[[CallStart, bytes, bytes], Reading]
 """What is readable in a request and its response: given by the proxy, whose dialects know."""
@@ -52,11 +53,15 @@ class _UnderWay:
 class Ingestion:
     """Takes the journal into SQLite. `run_once` is the whole work; `start` runs it in a thread."""
 
-    def __init__(self, folder: Path, writer: JournalWriter, read_call: ReadCall) -> None:
+    def __init__(self, folder: Path, writer: JournalWriter, read_call: ReadCall, keep: Keep = EVERYTHING) -> None:
         # A segment is deleted when what was in it is in the database, which must then be as safe as it was there.
         self._db = Database(folder, checkpoints=True, durable=writer.durable)
         self._db.execute(f"PRAGMA busy_timeout = {1000 * _BUSY_SECONDS}")
+        self._upkeep = Upkeep(self._db, keep)
+        self._folder = folder
         self._writer = writer
+        self._own = writer.segment
+        """Segments before this one are an earlier process's: what is under way in them was interrupted."""
         self._journal_folder = folder / "journal"
         self._reader = JournalReader(self._journal_folder, writer)
         self._calls = CallWriter(self._db, read_call)
@@ -66,6 +71,8 @@ class Ingestion:
         self._taken = Position(row["segment"], row["offset"])
         self._batch: list[Record] = []
         """Read, and not yet taken in or refused."""
+        self.caught_up = False
+        """All that an earlier process left is in the database."""
         self._stop = threading.Event()
         self._stop_by = 0.0
         self._thread: threading.Thread | None = None
@@ -90,16 +97,26 @@ class Ingestion:
     def catch_up(self) -> None:
         """At start: take in what an earlier process left, and mark the calls during which it died.
 
-        Raises `sqlite3.OperationalError` when the database cannot be written.
+        Where the database takes nothing at the moment, `problem` says so, and the thread goes on with it.
         """
-        while self.run_once():
-            if self.problem:
-                raise OperationalError(self.problem)
-        for call in list(self._under_way.values()):
+        while self.run_once() and self.problem is None:
+            pass
+
+    def figures(self) -> Figures:
+        return figures.read(self._folder, self._taken)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is not as it should be, and stops nothing."""
+        return [self._upkeep.problem] if self._upkeep.problem else []
+
+    def _interrupt_inherited(self) -> None:
+        """The reader has passed the segments of earlier processes: nobody ends the calls that are under way in them."""
+        for call in [call for call in self._under_way.values() if call.segment < self._own]:
             if not self._db.first("SELECT 1 FROM calls WHERE id = ?", (call.start.id,)):
                 self._interrupt(call)
             del self._under_way[call.start.id]
-        self._reader.delete_before(self._reader.segment)
+        self.caught_up = True
 
     def _interrupt(self, call: _UnderWay) -> None:
         try:
@@ -113,15 +130,13 @@ class Ingestion:
             self.refused += 1
 
     def _run(self) -> None:
-        checkpoint_at = time.monotonic() + _CHECKPOINT_SECONDS
         while True:
             stopping = self._stop.is_set()
             self._writer.written.clear()
             try:
                 more = self.run_once()
-                if not more and time.monotonic() >= checkpoint_at:
-                    checkpoint_at = time.monotonic() + _CHECKPOINT_SECONDS
-                    self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                if not stopping and not self.problem:
+                    more = self._upkeep.step() or more
             except Exception as error:  # noqa: BLE001 - the edge of the thread: said, and tried again
                 more = True
                 problem = f"the database takes nothing from the journal: {type(error).__name__}: {error}"
@@ -138,10 +153,12 @@ class Ingestion:
                 self._writer.written.wait(_IDLE_SECONDS)
 
     def run_once(self) -> bool:
-        """Take in one batch; returns whether there was one."""
+        """Take in one batch; returns whether there was one, or there is a problem."""
         try:
             if not self._batch:
                 self._batch = self._reader.read()
+            if not self.caught_up and self._reader.segment >= self._own:
+                self._interrupt_inherited()
             found = bool(self._batch)
             self._take(self._batch)
         except (OperationalError, OSError) as error:
@@ -149,11 +166,9 @@ class Ingestion:
             _log.warning(self.problem)
             return True
         self.problem = None
-        if not found:
-            return False
         oldest = min((call.segment for call in self._under_way.values()), default=self._reader.segment)
         self._reader.delete_before(min(oldest, self._reader.segment))
-        return True
+        return found
 
     def _take(self, batch: list[Record]) -> None:
         """Take in ``batch``, the next records of `_batch`; what the database refuses for good is kept as a file.

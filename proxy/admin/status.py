@@ -39,6 +39,7 @@ def status(context: Context) -> dict[str, Any]:
             "at": trainer.next_cycle_at if trainer else None,
             "waits_for": trainer.waits_for if trainer else NO_TRAINER,
         },
+        "storage": asdict(context.ingestion.figures()),
         "degraded": degraded(context),
         "warnings": _warnings(context),
     }
@@ -103,7 +104,7 @@ def _versions(context: Context) -> dict[str, list[str]]:
 
 
 def _warnings(context: Context) -> list[str]:
-    warnings = []
+    warnings = list(context.ingestion.warnings)
     ambiguous = sessions.count_skipped(context.db, sessions.AMBIGUOUS)
     if ambiguous:
         warnings.append(
@@ -133,7 +134,7 @@ def _unexplored(context: Context) -> list[str]:
         True: 'they are sampled at temperature 0: set `[sampling] mode = "explore"`, or a temperature in the agent',
         False: "although they are sampled: the agent sets a seed, or there is nothing left to learn",
     }
-    warnings = []
+    warnings = list(context.ingestion.warnings)
     for greedy, cause in causes.items():
         alike = [one for one in found if one.greedy is greedy]
         if alike:

@@ -10,7 +10,7 @@ from typing import Any
 import pysqlite3 as sqlite3
 import pytest
 
-from storage import calls, coordination, ingest, journal
+from storage import calls, coordination, ingest, journal, upkeep
 from storage.database import Database
 from storage.journal import Kind, segments
 from storage.states import ClosedBy, SessionState
@@ -350,7 +350,8 @@ def test_the_thread_survives_whatever_the_database_raises(recorded: Recorded, mo
 
 def test_heartbeats_do_not_lengthen_the_wal_for_ever(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call comes; the trainer, which never checkpoints, beats."""
-    monkeypatch.setattr(ingest, "_CHECKPOINT_SECONDS", 0.05)
+    recorded.ingestion._upkeep._checkpoint_at = 0
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_SECONDS", 0.05)
     monkeypatch.setattr(ingest, "_IDLE_SECONDS", 0.01)
     recorded.ingestion.start()
     wal = recorded.db.path.with_name(f"{recorded.db.path.name}-wal")
