@@ -61,6 +61,13 @@ class Problem(BaseModel):
     detail: str
 
 
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "The body is no JSON, or cannot be kept"},
+    401: {"model": Problem, "description": "The admin key is missing or wrong"},
+}
+"""What every admin route may answer."""
+
+
 def page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:
     """A page of a list; ``cursor`` asks for the next one."""
     return {"items": items, "cursor": items[-1][key] if len(items) == limit else None}

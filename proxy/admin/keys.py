@@ -7,13 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, HTTPException, Path
 from pydantic import BaseModel, ConfigDict, Field
 
-from proxy.admin.context import Here, Limit, Problem, page, require_admin
+from proxy.admin.context import REFUSALS, Here, Limit, Problem, page, require_admin
 from storage import keys
 from storage.errors import NotFound, Refused
 
-keys_router = APIRouter(
-    prefix="/admin/keys", dependencies=[Depends(require_admin)], responses={401: {"model": Problem}}
-)
+keys_router = APIRouter(prefix="/admin/keys", dependencies=[Depends(require_admin)], responses=REFUSALS)
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from proxy.admin.context import Here, Limit, Problem, page, require_admin
+from proxy.admin.context import REFUSALS, Here, Limit, Problem, page, require_admin
 from proxy.admin.status import NO_TRAINER, degraded, serves_live, status, trainer_alive
 from proxy.client_api import RewardBody, keep_reward
 from proxy.errors import ProxyError
@@ -23,7 +23,7 @@ from storage.states import GroupState, RunState, SessionState, VersionState
 from storage.types import DEFAULT_OWNER, GroupId, Identity, Owner, Run, RunId, RunRequest, Session, new_id
 
 open_router = APIRouter()
-admin_router = APIRouter(prefix="/admin", dependencies=[Depends(require_admin)], responses={401: {"model": Problem}})
+admin_router = APIRouter(prefix="/admin", dependencies=[Depends(require_admin)], responses=REFUSALS)
 
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": Problem}}
 _UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": Problem}}
@@ -162,7 +162,6 @@ def list_versions(context: Here, limit: Limit = 100, cursor: Number | None = Non
 _TRAIN: dict[int | str, dict[str, Any]] = {
     **_UNAVAILABLE,
     200: {"description": "With `wait`: the run, ended"},
-    400: {"model": Problem},
 }
 
 
@@ -180,13 +179,13 @@ class TrainBody(BaseModel):
 async def train(context: Here, body: TrainBody | None = None) -> JSONResponse:
     """Ask for a run now, with the groups that there are. Without a body: of all scenarios, with the usual settings."""
     body = body or TrainBody()
-    trainer = await anyio.to_thread.run_sync(lambda: coordination.trainer(context.db))
-    if not trainer_alive(trainer):
-        raise HTTPException(503, NO_TRAINER)
     try:
         orjson.dumps(body.settings)
     except TypeError as error:
         raise HTTPException(400, f"settings: {error}") from error
+    trainer = await anyio.to_thread.run_sync(lambda: coordination.trainer(context.db))
+    if not trainer_alive(trainer):
+        raise HTTPException(503, NO_TRAINER)
     asked = RunRequest(RunId(new_id()), body.scenario, body.settings, time.time())
     await anyio.to_thread.run_sync(lambda: runs.request(context.db, asked))
     if not body.wait:
