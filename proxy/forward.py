@@ -266,8 +266,8 @@ class Forward:
             await self._send_head(exchange, response, send, len(exchange.held))
         await self._send(exchange, send, {"type": "http.response.body", "body": exchange.held})
         if exchange.complete:
-            answer = None if exchange.client_left else b"".join(exchange.pieces)
-            self._inference.learn(exchange.request.inferred, answer)
+            answer = b"".join(exchange.pieces)
+            self._inference.learn(exchange.request.inferred, answer, delivered=not exchange.client_left)
 
     async def _send_head(self, exchange: Exchange, response: Response, send: Send, length: int | None) -> None:
         """``length`` as the client gets the body; None: unknown before its end."""

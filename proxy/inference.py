@@ -158,8 +158,10 @@ class Inference:
             turn=Turn(session, dialect, conversation, choice.continues),
         )
 
-    def learn(self, inferred: Inferred, response: bytes | None) -> None:
-        """The call ended. ``response`` is the whole of it; None: it did not come to its end, or not to the client.
+    def learn(self, inferred: Inferred, response: bytes | None, *, delivered: bool = True) -> None:
+        """The call ended. ``response`` is the whole of it; None: it did not come to its end.
+
+        Not surely ``delivered``, the agent may go on from it or make the call again.
 
         To be called before the event loop does anything else once the last bytes have left: the next call of the
         session may come at once.
@@ -168,10 +170,10 @@ class Inference:
         if turn is None:
             return
         turn.session.last_used = time.time()
-        if response is None:
+        if response is None or not delivered:
             for answer in turn.continues:
                 answer.continued -= 1
-        else:
+        if response is not None:
             self._remember(turn, response)
 
     def restore(self, db: Database) -> None:

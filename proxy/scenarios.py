@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from storage.calls import Reading
@@ -31,31 +32,63 @@ _VARIABLE = re.compile(
 )
 """UUIDs and other long hexadecimal numbers, dates with or without a time, times with seconds, long numbers."""
 
+_DIGIT = re.compile(r"[0-9]")
+"""Whatever varies has one."""
 _LONGEST_TEXT = 100_000
 """Characters; what is longer is data, and stands as it is."""
 _DEPTH = 50
 """Of a tool's schema; what lies deeper stands as it is."""
-_REMEMBERED = 1000
+_SHORT_TEXT = 300
+_REMEMBERED = 2000
 _OPENING = ("system", "developer")
 
 
 class Scenarios:
-    """Scenarios of calls. Those of the newest openings are remembered: an agent opens all its calls alike."""
+    """Scenarios of calls. What was digested last is remembered, since an agent opens all its calls alike."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._digests: OrderedDict[bytes, bytes] = OrderedDict()
+        """Of a text or an opening as it came: what it is without what varies."""
 
     def of(self, reading: Reading) -> str:
         """The same for all calls that share system prompt, tools and first user message, but for dates and numbers."""
         opening = _opening(reading)
-        key = hashlib.blake2b(dumps(opening), digest_size=16).digest()
-        if key not in self._known:
-            clean = hashlib.blake2b(dumps(_clean(opening), sort_keys=True), digest_size=6)
-            self._known[key] = f"auto-{clean.hexdigest()}"
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return self._known[key]
+        digest = self._remembered(dumps(opening), lambda: dumps(self._clean(opening, _DEPTH), sort_keys=True))
+        return f"auto-{digest[:6].hex()}"
+
+    def _clean(self, value: Any, depth: int) -> Any:
+        if isinstance(value, str):
+            return self._clean_text(value)
+        if isinstance(value, dict) and depth:
+            return {name: self._clean(inner, depth - 1) for name, inner in value.items()}
+        if isinstance(value, list | tuple) and depth:
+            return [self._clean(inner, depth - 1) for inner in value]
+        return value
+
+    def _clean_text(self, text: str) -> str:
+        if len(text) > _LONGEST_TEXT or text.startswith("data:") or not _DIGIT.search(text):
+            return text
+        if len(text) < _SHORT_TEXT:
+            return _VARIABLE.sub("#", text)
+        # Tasks differ where system prompts do not.
+        return self._remembered(
+            text.encode("utf-8", "replace"), lambda: _VARIABLE.sub("#", text).encode("utf-8", "replace")
+        ).hex()
+
+    def _remembered(self, given: bytes, clean: Callable[[], bytes]) -> bytes:
+        """The digest of what ``clean`` makes of ``given``."""
+        key = _digest(given)
+        found = self._digests.get(key)
+        if found is None:
+            found = self._digests[key] = _digest(clean())
+            if len(self._digests) > _REMEMBERED:
+                self._digests.popitem(last=False)
+        self._digests.move_to_end(key)
+        return found
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _opening(reading: Reading) -> list[Any]:
@@ -67,14 +100,3 @@ def _opening(reading: Reading) -> list[Any]:
         elif message.get("role") == "user":
             return [said, message.get("content"), reading.tools]
     return [said, None, reading.tools]
-
-
-def _clean(value: Any, depth: int = _DEPTH) -> Any:
-    if isinstance(value, str):
-        data = len(value) > _LONGEST_TEXT or value.startswith("data:")
-        return value if data else _VARIABLE.sub("#", value)
-    if isinstance(value, dict):
-        return {name: _clean(inner, depth - 1) for name, inner in value.items()} if depth else value
-    if isinstance(value, list | tuple):
-        return [_clean(inner, depth - 1) for inner in value] if depth else value
-    return value

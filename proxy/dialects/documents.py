@@ -15,6 +15,8 @@ _T = TypeVar("_T")
 
 def parse(data: bytes) -> Any:
     """The JSON document in ``data``, or None. What orjson refuses (NaN, lone surrogates) Python's json may read."""
+    if not data:
+        return None
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:

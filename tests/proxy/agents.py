@@ -54,8 +54,8 @@ class Call:
     found: Inferred
     proxy: Proxy
 
-    def answer(self, document: Document) -> None:
-        self.proxy.inference.learn(self.found, orjson.dumps(document))
+    def answer(self, document: Document, *, delivered: bool = True) -> None:
+        self.proxy.inference.learn(self.found, orjson.dumps(document), delivered=delivered)
 
     def answer_frames(self, frames: Sequence[Document]) -> None:
         stream = b"".join(b"data: " + orjson.dumps(frame) + b"\n\n" for frame in frames)

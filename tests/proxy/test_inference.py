@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.inference import Inferred
 from storage.types import TaggedBy
-from tests.proxy.agents import Call, ChatAgent, Proxy, chat_answer, ids
+from tests.proxy.agents import Call, ChatAgent, Proxy, call, chat_answer, ids
 
 Document = dict[str, Any]
 
@@ -188,6 +188,18 @@ def test_a_call_that_failed_leaves_its_forerunner_open(proxy: Proxy) -> None:
     agent.ask("two").fail()
     twin.hear(hers, "answer")
     assert set(twin.ask("two").found.ambiguous) == set(ids(first, hers))
+
+
+def test_an_answer_that_its_client_did_not_wait_for_may_have_been_read(proxy: Proxy) -> None:
+    agent, twin = ChatAgent(proxy, "a"), ChatAgent(proxy, "twin")
+    first, hers = agent.ask("one"), twin.ask("one")
+    agent.hear(first, "answer")
+    left = agent.ask("two")
+    left.answer(chat_answer({"role": "assistant", "content": "more"}), delivered=False)
+    read = [*agent.messages, {"role": "assistant", "content": "more"}, {"role": "user", "content": "three"}]
+    assert ids(call(proxy, "a", "chat", {"messages": read})) == ids(first)
+    twin.hear(hers, "answer")
+    assert set(agent.call().found.ambiguous) == set(ids(first, hers))
 
 
 def test_an_answer_that_failed_was_never_given(proxy: Proxy) -> None:

@@ -121,4 +121,4 @@ def test_only_the_newest_openings_are_remembered(monkeypatch: pytest.MonkeyPatch
     for number in range(50):
         body = orjson.dumps({"messages": [{"role": "user", "content": f"task {number}"}]})
         scenarios.of(BY_NAME["chat"].read(body, b"", False))
-    assert len(scenarios._known) == 10
+    assert len(scenarios._digests) == 10
