@@ -76,12 +76,13 @@ def _take_call(db: Database, start: CallStart) -> SessionKey:
         return _open(db, start, session.episode + 1 if session else 1)
     if session.state is SessionState.CLOSED:
         check_move(SESSION_MOVES, session.state, SessionState.OPEN, f"session {session.session_id}")
-    db.execute(
-        "UPDATE sessions SET state = ?, closed_by = NULL, closed_at = NULL, last_call_at = max(last_call_at, ?),"
+        db.execute(
+            "UPDATE sessions SET state = ?, closed_by = NULL, closed_at = NULL WHERE key = ?",
+            (SessionState.OPEN, session.key),
+        )
+    if start.split != session.split == "train":
         # What one call says is for evaluation alone is never trained on.
-        " split = CASE ? WHEN 'eval' THEN 'eval' ELSE split END WHERE key = ?",
-        (SessionState.OPEN, start.started_at, start.split, session.key),
-    )
+        db.execute("UPDATE sessions SET split = ? WHERE key = ?", (start.split, session.key))
     inferred = session.scenario_by is TaggedBy.INFERRED and start.scenario_by is not TaggedBy.INFERRED
     if start.scenario is not None and (session.scenario is None or inferred):
         db.execute(

@@ -33,6 +33,7 @@ _TABLES = (
     " WITHOUT ROWID",
     "CREATE TABLE waiting_sessions (session INTEGER PRIMARY KEY REFERENCES sessions (key))",
     "CREATE INDEX calls_by_parent ON calls (parent) WHERE parent IS NOT NULL",
+    "CREATE INDEX sessions_by_owner ON sessions (owner, key)",
     "CREATE INDEX sessions_by_version ON sessions (version, key)",
     "CREATE INDEX groups_listed_by_state ON groups (state, id)",
     "CREATE INDEX groups_listed_by_scenario ON groups (scenario, id)",
