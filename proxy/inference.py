@@ -17,7 +17,7 @@ from typing import Any
 from proxy.asgi import Scope
 from proxy.conversations import Conversation, GrowingText, named
 from proxy.dialects import BY_NAME, Continued, Dialect, is_stream
-from proxy.dialects.documents import objects, parse
+from proxy.dialects.documents import parse
 from proxy.scenarios import Scenarios
 from proxy.tags import Tags
 from storage import exchanges, sessions
@@ -252,11 +252,12 @@ class Inference:
 
     def _remember(self, turn: Turn, response: bytes) -> None:
         session, owner = turn.session, turn.session.identity.owner
-        reading = turn.dialect.read(b"", response, is_stream(response))
-        calls = [call for answer in reading.output for call in objects(answer, "tool_calls")]
-        names = [turn.conversation.then(answer) for answer in reading.output]
-        names += [named(owner, "call", call["id"]) for call in calls if isinstance(call.get("id"), str)]
-        names += [named(owner, "response", name) for name in (reading.response_id,) if name]
+        streamed = is_stream(response)
+        issued = turn.dialect.issued(response, streamed)
+        names = [turn.conversation.then(answer) for answer in turn.dialect.read(b"", response, streamed).output]
+        names += [named(owner, "call", name) for name in issued.tool_call_ids]
+        if issued.response_id:
+            names.append(named(owner, "response", issued.response_id))
         answer = Answer(session, tuple(dict.fromkeys(name for name in names if name is not None)))
         if not answer.names:
             return

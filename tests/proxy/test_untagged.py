@@ -11,6 +11,7 @@ import httpx
 import orjson
 import pytest
 
+from proxy.tags import TAG_HEADERS
 from storage import sessions
 from storage.states import SessionState
 from storage.types import Session, TaggedBy
@@ -189,6 +190,29 @@ def test_tags_in_url_and_body(proxy: RunningProxy, recorded: Recorded, fake: Fak
     session = recorded.session(sid)
     assert session is not None
     assert (session.scenario, session.session_by, session.scenario_by) == ("my task", TaggedBy.BODY, TaggedBy.URL)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 50}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_other_tags_work_in_every_dialect(
+    proxy: RunningProxy, recorded: Recorded, fake: FakeVllm, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    headers = {"x-agent": "planner", "x-split": "eval", "x-session-end": "true"}
+    answer = proxy.client.post(path, json={"model": "agent", "stream": stream, **body}, headers=headers)
+    assert answer.status_code == 200
+    session = closed(recorded, answer.headers["x-session-id"])
+    assert (session.state, session.split, session.closed_by) == (SessionState.CLOSED, "eval", "ended")
+    (call,) = recorded.calls(session.session_id)
+    assert recorded.row(call.seq)["agent"] == "planner"
+    assert not {name for name, _ in fake.calls(path)[-1].headers} & TAG_HEADERS
 
 
 def test_a_bad_tag_in_the_body_is_refused(proxy: RunningProxy, fake: FakeVllm) -> None:

@@ -131,3 +131,34 @@ def test_an_ambiguous_session_is_skipped_when_it_closes(recorded: Recorded) -> N
     recorded.take_in()
     ended = {name: (recorded.session(name).state, recorded.session(name).reason) for name in ("open", "new", "other")}
     assert ended == {"open": ambiguous, "new": ambiguous, "other": (SessionState.CLOSED, None)}
+
+
+def test_a_scenario_is_shared_within_one_owner(recorded: Recorded) -> None:
+    for name, owner, scenario in (
+        ("old", "me", "a"),
+        ("1", "me", "a"),
+        ("2", "me", "b"),
+        ("3", "them", "b"),
+        ("4", "me", "c"),
+        ("5", "me", "c"),
+        ("6", "me", None),
+    ):
+        recorded.call(call_start(identity=identity(name, owner), scenario=scenario), "hello")
+    recorded.take_in()
+    assert sessions.alone(recorded.db, 100) == (6, 2)
+    assert sessions.alone(recorded.db, 6) == (5, 2)
+    assert sessions.alone(recorded.db, 1) == (0, 0)
+
+
+def test_to_look_for_shared_scenarios_takes_as_long_however_many_sessions_there_are(recorded: Recorded) -> None:
+    asked: list[str] = []
+    recorded.db.conn.set_trace_callback(asked.append)
+    sessions.alone(recorded.db, 100)
+    recorded.db.conn.set_trace_callback(None)
+    plan = [row["detail"] for row in recorded.db.all(f"EXPLAIN QUERY PLAN {asked[-1]}")]
+    scans = [step for step in plan if step.startswith("SCAN") and step != "SCAN s"]
+    assert [step for step in plan if "other" in step] == [
+        "SEARCH other USING COVERING INDEX sessions_by_owner_and_scenario (owner=? AND scenario=?)"
+    ]
+    assert scans == ["SCAN sessions"]  # the newest of them, by their keys: nothing is sorted
+    assert not [step for step in plan if "TEMP B-TREE" in step]
