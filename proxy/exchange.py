@@ -131,9 +131,13 @@ class Exchange:
 
     def keep(self, data: bytes) -> None:
         """A piece that leaves only when the call's end is recorded."""
-        if data:
-            self.record(data)
-            self.held += data
+        if not data:
+            return
+        if self.recording is not None:
+            self.recording.keep(data)
+        if self.request.key:
+            self.pieces.append(data)
+        self.held += data
 
     def record_capture(self) -> None:
         """The tokens, as soon as they are there, once."""

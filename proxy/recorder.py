@@ -7,7 +7,7 @@ import logging
 import time
 
 from storage.errors import JournalDown
-from storage.journal import JournalWriter, Kind
+from storage.journal import Entry, JournalWriter, Kind
 from storage.records import Close, pack_close, pack_end, pack_reward, pack_start
 from storage.states import CallOutcome
 from storage.types import CallEnd, CallStart, Reward, new_id
@@ -25,8 +25,8 @@ class Recorder:
         """The sync that begins after `_syncing`: it is for all who ask meanwhile."""
         self.lost = 0
         """Calls that could not be recorded whole."""
-        self._owed: dict[str, bytes] = {}
-        """The end records of calls that broke off in the journal, by the calls' ids."""
+        self._owed: list[tuple[Entry, ...]] = []
+        """The ends of calls that broke off in the journal."""
 
     @property
     def problem(self) -> str | None:
@@ -60,27 +60,25 @@ class Recorder:
             self._unsynced = None
 
     def start(self, start: CallStart, request: bytes) -> Recording:
-        recording = Recording(self, start)
-        recording.append(Kind.START, pack_start(start), request)
-        return recording
+        return Recording(self, start, request)
 
     def close(self, close: Close) -> bool:
-        return self.append(Kind.CLOSE, new_id(), pack_close(close))
+        return self.append((Kind.CLOSE, new_id(), pack_close(close)))
 
     def reward(self, reward: Reward) -> bool:
-        return self.append(Kind.REWARD, reward.id, pack_reward(reward))
+        return self.append((Kind.REWARD, reward.id, pack_reward(reward)))
 
     async def try_again(self) -> None:
         """While recording is down: look whether it works again, with a piece of no call, which is passed over."""
         if self.problem is not None:
-            self.append(Kind.PIECE, new_id())
+            self.append((Kind.PIECE, new_id()))
             await self.settle()
 
-    def append(self, kind: Kind, record_id: str, *payload: bytes) -> bool:
-        """Whether the record is in the journal."""
+    def append(self, *entries: Entry) -> bool:
+        """Whether the records are in the journal, all of them."""
         try:
             self._pay()
-            self._journal.append(kind, record_id, *payload)
+            self._journal.append(*entries)
         except JournalDown as down:
             if self._down is None:
                 _log.error("recording is down: %s", down)
@@ -91,43 +89,56 @@ class Recorder:
             self._down = None
         return True
 
-    def owe(self, call: str, end: bytes) -> None:
-        """The end of a call could not be recorded; until it is, the journal keeps everything from its start on."""
+    def owe(self, *entries: Entry) -> None:
+        """A call could not be recorded whole; until its end is, the journal keeps everything from its start on."""
         self.lost += 1
-        self._owed[call] = end
+        self._owed.append(entries)
 
     def _pay(self) -> None:
-        for call, end in list(self._owed.items()):
-            self._journal.append(Kind.END, call, end)
-            self._owed.pop(call, None)
+        while self._owed:
+            self._journal.append(*self._owed[0])
+            del self._owed[0]
 
 
 class Recording:
-    """One call on its way into the journal. After a record that was lost, the rest of the call is not kept."""
+    """One call on its way into the journal: its start and its pieces at once, its last bytes and tokens with its end.
 
-    def __init__(self, recorder: Recorder, start: CallStart) -> None:
+    After a record that was lost, the rest of the call is not kept.
+    """
+
+    __slots__ = ("_recorder", "_waiting", "id", "works")
+
+    def __init__(self, recorder: Recorder, start: CallStart, request: bytes) -> None:
         self._recorder = recorder
-        self.start = start
-        self.works = True
-
-    def append(self, kind: Kind, *payload: bytes) -> None:
-        if self.works and not self._recorder.append(kind, self.start.id, *payload):
-            self.works = False
-            if kind is Kind.START:
-                self._recorder.lost += 1  # there is nothing of it to end
-            else:
-                self._recorder.owe(self.start.id, payload[0] if kind is Kind.END else pack_end(_broken_off()))
+        self.id = start.id
+        self._waiting: list[Entry] = []
+        self.works = recorder.append((Kind.START, start.id, pack_start(start), request))
+        if not self.works:
+            recorder.lost += 1  # there is nothing of it to end
 
     def piece(self, data: bytes) -> None:
-        if data:
-            self.append(Kind.PIECE, data)
+        """A piece of the response that leaves now."""
+        if data and self.works:
+            entries = (*self._waiting, (Kind.PIECE, self.id, data))
+            self._waiting = []
+            if not self._recorder.append(*entries):
+                self.works = False
+                self._recorder.owe((Kind.END, self.id, pack_end(_broken_off())))
+
+    def keep(self, data: bytes) -> None:
+        """A piece that leaves when the call's end is recorded."""
+        self._waiting.append((Kind.PIECE, self.id, data))
 
     def capture(self, payload: bytes) -> None:
-        self.append(Kind.CAPTURE, payload)
+        self._waiting.append((Kind.CAPTURE, self.id, payload))
 
     def end(self, end: CallEnd) -> None:
         """The call's end; its last byte may leave after `settle`."""
-        self.append(Kind.END, pack_end(end))
+        if self.works:
+            entries = (*self._waiting, (Kind.END, self.id, pack_end(end)))
+            if not self._recorder.append(*entries):
+                self.works = False
+                self._recorder.owe(*entries)
 
     async def settle(self) -> None:
         await self._recorder.settle()

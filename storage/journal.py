@@ -1,8 +1,8 @@
 """The journal: an append-only record of what happened, written before anyone is told that it is safe.
 
 A segment is a file ``<number>.segment`` of records. A record is a header (magic, kind, id, length, checksum) and
-its payload, appended with one `writev`. A record that was cut off by a crash or a full disk fails its length or its
-checksum and ends its segment.
+its payload. Records that are appended together are one `writev`. A record that was cut off by a crash or a full disk
+fails its length or its checksum and ends its segment.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from storage.folders import make_private
 SUFFIX = ".segment"
 _SEGMENT_BYTES = 32 * 1024 * 1024
 _READ_BYTES = 4 * 1024 * 1024
+_MAX_PARTS = 1024
+"""Of one `writev` (IOV_MAX)."""
 _HEADER = struct.Struct("<4sB32sII")
 _MAGIC = b"SLJ1"
 
@@ -36,6 +38,9 @@ class Kind(IntEnum):
 
 
 _KINDS = frozenset(Kind)
+
+Entry = tuple[Kind, str, *tuple[bytes, ...]]
+"""A record to be appended: what it is, of which call (or an id of its own), and the parts of its payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,8 @@ def segment_path(folder: Path, number: int) -> Path:
 class JournalWriter:
     """Appends records. One per process that records; it begins a segment of its own.
 
-    Thread-safe. `append` raises `JournalDown` when the record could not be written whole; what was written
-    of it is cut off again, so the next `append` may succeed (the disk has room again). A segment's file comes with
+    Thread-safe. `append` raises `JournalDown` when the records could not be written whole; what was written
+    of them is cut off again, so the next `append` may succeed (the disk has room again). A segment's file comes with
     its first record, so that a process that dies before it has recorded anything leaves none.
 
     An append survives the death of the process. With ``fsync`` (`os.fsync`; tests give their own), `sync` makes it
@@ -98,12 +103,20 @@ class JournalWriter:
         self.written = threading.Event()
         """Set after each append; the reader clears it."""
 
-    def append(self, kind: Kind, record_id: str, *payload: bytes) -> None:
-        length = sum(map(len, payload))
-        checksum = 0
-        for part in payload:
-            checksum = zlib.crc32(part, checksum)
-        header = _HEADER.pack(_MAGIC, kind, record_id.encode(), length, checksum)
+    def append(self, *entries: Entry) -> None:
+        """Append records, all of them or none, in one write."""
+        parts: list[bytes] = []
+        size = 0
+        for kind, record_id, *payload in entries:
+            length = checksum = 0
+            for part in payload:
+                length += len(part)
+                checksum = zlib.crc32(part, checksum)
+            parts.append(_HEADER.pack(_MAGIC, kind, record_id.encode(), length, checksum))
+            parts += payload
+            size += _HEADER.size + length
+        if len(parts) > _MAX_PARTS:
+            parts = [b"".join(parts)]
         with self._lock:
             if self._closed:
                 raise JournalDown(f"the journal in {self._folder} is closed")
@@ -112,9 +125,9 @@ class JournalWriter:
                     self._begin(self.segment)
                 elif self._size >= _SEGMENT_BYTES or self._spoiled:
                     self._begin(self.segment + 1)
-                written = os.writev(self._file, [header, *payload])
-                if written != _HEADER.size + length:
-                    raise OSError(f"only {written} of {_HEADER.size + length} bytes were written")
+                written = os.writev(self._file, parts)
+                if written != size:
+                    raise OSError(f"only {written} of {size} bytes were written")
             except OSError as error:
                 if self._file >= 0:
                     self._cut_off()
@@ -123,7 +136,7 @@ class JournalWriter:
         self.written.set()
 
     def _cut_off(self) -> None:
-        """Take a record that was not written whole out of the segment; where that fails, the segment ends with it."""
+        """Take records that were not written whole out of the segment; where that fails, the segment ends with it."""
         try:
             os.ftruncate(self._file, self._size)
         except OSError:

@@ -26,7 +26,7 @@ class Close:
 
 def pack_start(start: CallStart) -> bytes:
     """The head of a start record; the request's body follows it."""
-    head = dumps(asdict(start))
+    head = _dumps(start)
     return _LENGTH.pack(len(head)) + head
 
 
@@ -45,7 +45,7 @@ def unpack_start(payload: bytes) -> tuple[CallStart, bytes]:
 
 
 def pack_end(end: CallEnd) -> bytes:
-    return dumps(asdict(end))
+    return _dumps(end)
 
 
 def unpack_end(payload: bytes) -> CallEnd:
@@ -55,7 +55,7 @@ def unpack_end(payload: bytes) -> CallEnd:
 
 
 def pack_reward(reward: Reward) -> bytes:
-    return dumps(asdict(reward))
+    return _dumps(reward)
 
 
 def unpack_reward(payload: bytes) -> Reward:
@@ -65,12 +65,19 @@ def unpack_reward(payload: bytes) -> Reward:
 
 
 def pack_close(close: Close) -> bytes:
-    return dumps(asdict(close))
+    return _dumps(close)
 
 
 def unpack_close(payload: bytes) -> Close:
     values = orjson.loads(payload)
     return Close(_identity(values["identity"]), ClosedBy(values["by"]), values["at"])
+
+
+def _dumps(record: CallStart | CallEnd | Reward | Close) -> bytes:
+    try:
+        return orjson.dumps(record)
+    except TypeError:  # text that JSON cannot hold
+        return dumps(asdict(record))
 
 
 def _identity(values: dict[str, Any]) -> Identity:

@@ -100,6 +100,9 @@ def test_a_session_end_and_a_reward_wait_for_the_disk(durable: RunningProxy, dis
         assert disk.holds(kind) == 1
     durable.chat(headers=tags("t", x_session_end="true"))
     assert disk.holds(Kind.CLOSE) == 2
+    recorded = Recorded(durable.data)
+    recorded.calls("s")  # the admin's word needs the session in the database
+    recorded.db.close()
     assert durable.admin("sessions/s/reward", "POST", json={"value": 0.5})["session"] == "s"
     assert disk.holds(Kind.REWARD) == 2
 
@@ -133,12 +136,12 @@ async def test_one_sync_is_for_all_that_wait(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path, fsync=disk.fsync)
     recorder = Recorder(writer)
     disk.confirms.clear()
-    recorder.append(Kind.PIECE, "0" * 32)
+    recorder.append((Kind.PIECE, "0" * 32))
     first = asyncio.create_task(recorder.settle())
     assert await asyncio.to_thread(disk.asked.acquire, timeout=20)
     later = []
     for _ in range(50):
-        recorder.append(Kind.PIECE, "0" * 32)  # goes on while the disk works
+        recorder.append((Kind.PIECE, "0" * 32))  # goes on while the disk works
         later.append(asyncio.create_task(recorder.settle()))
     gone = later.pop()
     await asyncio.sleep(0)

@@ -7,7 +7,7 @@ import pytest
 from proxy.recorder import Recorder
 from storage import calls, journal
 from storage.errors import JournalDown
-from storage.journal import Kind, segments
+from storage.journal import Entry, Kind, segments
 from storage.states import CallOutcome
 from storage.types import CallStart
 from tests.storage.recorded import Recorded, call_end, call_start, capture
@@ -20,8 +20,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return Recorded(tmp_path_factory.mktemp("data"))
 
 
-def fails(kind: Kind, *_: object) -> None:
-    raise JournalDown(f"the disk is full: no {kind.name}")
+def fails(*entries: Entry) -> None:
+    raise JournalDown(f"the disk is full: no {entries[0][0].name}")
 
 
 def outcome(recorded: Recorded, start: CallStart) -> tuple[CallOutcome, str | None]:
@@ -38,7 +38,7 @@ def test_a_call_that_lost_a_piece_ends_and_pins_no_segment(recorded: Recorded, m
     with monkeypatch.context() as down:
         down.setattr(recorded.writer, "append", fails)
         recording.piece(b"[lost")
-        assert not recorder.append(Kind.PIECE, "0" * 32)
+        assert not recorder.append((Kind.PIECE, "0" * 32))
         assert "the disk is full" in (recorder.problem or "")
     recording.piece(b"not kept")
     other = recorder.start(whole, REQUEST)
@@ -63,18 +63,62 @@ def test_an_end_that_was_lost_is_recorded_later(recorded: Recorded, monkeypatch:
     with monkeypatch.context() as down:
         down.setattr(recorded.writer, "append", fails)
         recording.end(call_end(start))
-    assert recorder.append(Kind.PIECE, "0" * 32)
+    assert recorder.append((Kind.PIECE, "0" * 32))
     assert outcome(recorded, start) == (CallOutcome.COMPLETE, None)
     recorded.abandon()
 
 
 def test_a_call_whose_start_was_lost_has_no_end(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(recorded.writer)
+    start = call_start("s")
     with monkeypatch.context() as down:
         down.setattr(recorded.writer, "append", fails)
-        recording = recorder.start(call_start("s"), REQUEST)
-    recording.end(call_end(recording.start))
-    assert recorder.append(Kind.PIECE, "0" * 32)
+        recording = recorder.start(start, REQUEST)
+    recording.end(call_end(start))
+    assert recorder.append((Kind.PIECE, "0" * 32))
     assert recorded.writer.position.offset < 100, "one empty record"
     assert recorder.lost == 1
+    recorded.abandon()
+
+
+def test_what_leaves_at_the_end_is_one_write(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(recorded.writer)
+    start = call_start("s")
+    recording = recorder.start(start, REQUEST)
+    written = recorded.writer.position
+    recording.capture(capture([1], [2]))
+    recording.keep(b"[")
+    recording.keep(b"]")
+    assert recorded.writer.position == written
+    with monkeypatch.context() as down:
+        down.setattr(recorded.writer, "append", fails)
+        recording.end(call_end(start))
+    assert recorder.append((Kind.PIECE, "0" * 32))
+    assert recorder.lost == 1
+    assert outcome(recorded, start) == (CallOutcome.COMPLETE, None), "what can still be kept is not dropped"
+    recorded.abandon()
+
+
+def test_a_piece_that_leaves_is_written_before(recorded: Recorded) -> None:
+    start = call_start("s")
+    recording = Recorder(recorded.writer).start(start, REQUEST)
+    recording.piece(b"[")
+    recording.capture(capture([1], [2]))
+    recording.piece(b"1]")
+    recording.keep(b" ")
+    recorded.restart()
+    row = recorded.db.first("SELECT outcome, response FROM calls WHERE id = ?", (start.id,))
+    assert row is not None
+    assert (row["outcome"], row["response"][1:]) == (CallOutcome.INTERRUPTED, b"[1]")
+    recorded.abandon()
+
+
+def test_a_thousand_records_are_one_write(recorded: Recorded) -> None:
+    start = call_start("s")
+    recording = Recorder(recorded.writer).start(start, REQUEST)
+    for text in (b"[1", *[b",1"] * 1000, b"]"):
+        recording.keep(text)
+    recording.capture(capture([1], [2]))
+    recording.end(call_end(start))
+    assert outcome(recorded, start) == (CallOutcome.COMPLETE, None)
     recorded.abandon()

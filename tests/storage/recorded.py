@@ -119,16 +119,16 @@ class Recorded:
         self.start(start, json.dumps({"messages": list(messages), "tools": list(tools)}).encode())
 
     def start(self, start: CallStart, request: bytes) -> None:
-        self.writer.append(Kind.START, start.id, pack_start(start), request)
+        self.writer.append((Kind.START, start.id, pack_start(start), request))
 
     def piece(self, start: CallStart, data: bytes) -> None:
-        self.writer.append(Kind.PIECE, start.id, data)
+        self.writer.append((Kind.PIECE, start.id, data))
 
     def captured(self, start: CallStart, payload: bytes) -> None:
-        self.writer.append(Kind.CAPTURE, start.id, payload)
+        self.writer.append((Kind.CAPTURE, start.id, payload))
 
     def finish(self, start: CallStart, outcome: CallOutcome = CallOutcome.COMPLETE) -> None:
-        self.writer.append(Kind.END, start.id, pack_end(call_end(start, outcome)))
+        self.writer.append((Kind.END, start.id, pack_end(call_end(start, outcome))))
 
     def call(self, start: CallStart, text: str, tokens: bytes | None = None) -> CallStart:
         """A whole call: one user message, one answer."""
@@ -145,10 +145,10 @@ class Recorded:
 
     def close(self, session: str, by: ClosedBy = ClosedBy.ENDED, owner: str = DEFAULT_OWNER) -> None:
         at = BEGAN + next(_numbers)
-        self.writer.append(Kind.CLOSE, f"{next(_numbers):032x}", pack_close(Close(identity(session, owner), by, at)))
+        self.writer.append((Kind.CLOSE, f"{next(_numbers):032x}", pack_close(Close(identity(session, owner), by, at))))
 
     def reward(self, reward: Reward) -> None:
-        self.writer.append(Kind.REWARD, reward.id, pack_reward(reward))
+        self.writer.append((Kind.REWARD, reward.id, pack_reward(reward)))
 
     def session(self, name: str, episode: int | None = None) -> Session:
         found = sessions.find(self.db, identity(name), episode)

@@ -305,11 +305,11 @@ def test_the_thread_takes_everything_in_and_stops(recorded: Recorded) -> None:
 
 
 def test_the_thread_survives_a_lost_journal(recorded: Recorded) -> None:
-    recorded.writer.append(Kind.PIECE, "0" * 32, b"the segment begins")
+    recorded.writer.append((Kind.PIECE, "0" * 32, b"the segment begins"))
     recorded.ingestion.start()
     moved = recorded.folder / "journal-away"
     (recorded.folder / "journal").rename(moved)
-    recorded.writer.append(Kind.PIECE, "0" * 32, b"a call that nobody knows")
+    recorded.writer.append((Kind.PIECE, "0" * 32, b"a call that nobody knows"))
     deadline = time.monotonic() + 10
     while recorded.ingestion.problem is None and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -48,8 +48,8 @@ def test_what_was_appended_is_read_in_order(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path)
     reader = JournalReader(tmp_path, writer)
     assert reader.read() == []
-    writer.append(Kind.START, name(1), b"head", b"", b"body")
-    writer.append(Kind.END, name(2), b"\x00\xff")
+    writer.append((Kind.START, name(1), b"head", b"", b"body"))
+    writer.append((Kind.END, name(2), b"\x00\xff"))
     first, second = reader.read()
     assert (first.kind, first.id, first.payload, first.segment) == (Kind.START, name(1), b"headbody", 1)
     assert first.end == Position(1, _HEADER + 8)
@@ -66,7 +66,7 @@ def test_the_reader_follows_the_writer(tmp_path: Path) -> None:
 
     def write() -> None:
         for number in range(2000):
-            writer.append(Kind.PIECE, name(number), b"x" * (number % 300))
+            writer.append((Kind.PIECE, name(number), b"x" * (number % 300)))
         done.set()
 
     thread = threading.Thread(target=write)
@@ -84,21 +84,21 @@ def test_the_reader_follows_the_writer(tmp_path: Path) -> None:
 def test_a_torn_tail_ends_its_segment_alone(tmp_path: Path, left: int) -> None:
     """A crash after any number of bytes of the second record: the first, and the next process's, are read."""
     dead = JournalWriter(tmp_path)
-    dead.append(Kind.START, name(1), b"whole")
-    dead.append(Kind.END, name(1), b"torn")
+    dead.append((Kind.START, name(1), b"whole"))
+    dead.append((Kind.END, name(1), b"torn"))
     dead.close()
     os.truncate(segment_path(tmp_path, 1), _HEADER + 5 + left)
     writer = JournalWriter(tmp_path)
     assert writer.segment == 2
-    writer.append(Kind.END, name(2), b"next")
+    writer.append((Kind.END, name(2), b"next"))
     assert payloads(JournalReader(tmp_path, writer)) == [b"whole", b"next"]
     writer.close()
 
 
 def test_a_record_with_wrong_bytes_is_not_read(tmp_path: Path) -> None:
     dead = JournalWriter(tmp_path)
-    dead.append(Kind.START, name(1), b"whole")
-    dead.append(Kind.END, name(1), b"spoiled")
+    dead.append((Kind.START, name(1), b"whole"))
+    dead.append((Kind.END, name(1), b"spoiled"))
     dead.close()
     data = segment_path(tmp_path, 1).read_bytes()
     segment_path(tmp_path, 1).write_bytes(data[:-3] + b"\x00\x00\x00")
@@ -112,7 +112,7 @@ def test_segments_roll_and_are_deleted(tmp_path: Path, monkeypatch: pytest.Monke
     writer = JournalWriter(tmp_path)
     reader = JournalReader(tmp_path, writer)
     for number in range(10):
-        writer.append(Kind.PIECE, name(number), bytes([number]) * 55)  # 100 bytes each: two a segment
+        writer.append((Kind.PIECE, name(number), bytes([number]) * 55))  # 100 bytes each: two a segment
     assert segments(tmp_path) == [1, 2, 3, 4, 5]
     records = read_all(reader)
     assert [(record.payload[0], record.segment) for record in records] == [(n, n // 2 + 1) for n in range(10)]
@@ -123,7 +123,7 @@ def test_segments_roll_and_are_deleted(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_new_writer_never_takes_a_number_again(tmp_path: Path) -> None:
     first = JournalWriter(tmp_path)
-    first.append(Kind.END, name(1), b"")
+    first.append((Kind.END, name(1), b""))
     first.close()
     assert JournalWriter(tmp_path).segment == 2
     assert JournalWriter(tmp_path, after=7).segment == 8
@@ -132,9 +132,9 @@ def test_a_new_writer_never_takes_a_number_again(tmp_path: Path) -> None:
 def test_a_record_larger_than_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "_READ_BYTES", 1000)
     writer = JournalWriter(tmp_path)
-    writer.append(Kind.START, name(1), b"small")
-    writer.append(Kind.PIECE, name(1), os.urandom(10_500))
-    writer.append(Kind.END, name(1), b"end")
+    writer.append((Kind.START, name(1), b"small"))
+    writer.append((Kind.PIECE, name(1), os.urandom(10_500)))
+    writer.append((Kind.END, name(1), b"end"))
     found = read_all(JournalReader(tmp_path, writer))
     assert [len(record.payload) for record in found] == [5, 10_500, 3]
     writer.close()
@@ -144,12 +144,12 @@ def test_a_record_larger_than_one_read(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_full_disk_leaves_nothing_torn(tmp_path: Path, room: int) -> None:
     writer = JournalWriter(tmp_path)
     reader = JournalReader(tmp_path, writer)
-    writer.append(Kind.START, name(1), b"before")
+    writer.append((Kind.START, name(1), b"before"))
     size = _HEADER + 6
     with largest_file(size + room), pytest.raises(JournalDown, match="takes no records"):
-        writer.append(Kind.PIECE, name(1), b"x" * 100)
+        writer.append((Kind.PIECE, name(1), b"x" * 100))
     assert segment_path(tmp_path, 1).stat().st_size == size
-    writer.append(Kind.END, name(1), b"after")
+    writer.append((Kind.END, name(1), b"after"))
     assert payloads(reader) == [b"before", b"after"]
     writer.close()
 
@@ -170,10 +170,10 @@ def test_a_reader_does_not_see_a_record_that_is_cut_off_again(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "ftruncate", late)
     with largest_file(60), pytest.raises(JournalDown):
-        writer.append(Kind.PIECE, name(1), b"x" * 100)
+        writer.append((Kind.PIECE, name(1), b"x" * 100))
     comes_by.join()
     assert seen == [0]
-    writer.append(Kind.END, name(1), b"after")
+    writer.append((Kind.END, name(1), b"after"))
     assert payloads(reader) == [b"after"]
     writer.close()
 
@@ -183,16 +183,16 @@ def test_where_the_torn_record_cannot_be_cut_off_a_new_segment_begins(
 ) -> None:
     writer = JournalWriter(tmp_path)
     reader = JournalReader(tmp_path, writer)
-    writer.append(Kind.START, name(1), b"before")
+    writer.append((Kind.START, name(1), b"before"))
 
     def fails(file: int, size: int) -> None:
         raise OSError(errno.EIO, "no more")
 
     monkeypatch.setattr(os, "ftruncate", fails)
     with largest_file(_HEADER + 6 + 20), pytest.raises(JournalDown):
-        writer.append(Kind.PIECE, name(1), b"x" * 100)
+        writer.append((Kind.PIECE, name(1), b"x" * 100))
     assert payloads(reader) == [b"before"]
-    writer.append(Kind.END, name(1), b"after")
+    writer.append((Kind.END, name(1), b"after"))
     assert segments(tmp_path) == [1, 2]
     assert payloads(reader) == [b"after"]
     writer.close()
@@ -203,14 +203,14 @@ def test_a_closed_journal_is_down(tmp_path: Path) -> None:
     writer.close()
     writer.close()
     with pytest.raises(JournalDown, match="is closed"):
-        writer.append(Kind.END, name(1), b"")
+        writer.append((Kind.END, name(1), b""))
     assert segments(tmp_path) == []
 
 
 def test_the_journal_is_for_its_user_alone(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "journal"
     writer = JournalWriter(folder)
-    writer.append(Kind.START, name(1), b"kept")
+    writer.append((Kind.START, name(1), b"kept"))
     paths = (folder.parent, folder, segment_path(folder, 1))
     assert [path.stat().st_mode & 0o777 for path in paths] == [0o700, 0o700, 0o600]
     writer.close()
@@ -230,10 +230,10 @@ def test_a_segment_that_could_not_be_begun_is_begun_later(tmp_path: Path) -> Non
     reader = JournalReader(folder, writer)
     folder.rename(away)
     with pytest.raises(JournalDown, match="No such file"):
-        writer.append(Kind.END, name(1), b"lost")
+        writer.append((Kind.END, name(1), b"lost"))
     assert reader.read() == []
     away.rename(folder)
-    writer.append(Kind.END, name(2), b"kept")
+    writer.append((Kind.END, name(2), b"kept"))
     assert payloads(reader) == [b"kept"]
     writer.close()
 
@@ -244,7 +244,7 @@ def test_any_number_of_empty_segments_is_passed_over(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path)
     reader = JournalReader(tmp_path, writer)
     assert reader.read() == []
-    writer.append(Kind.END, name(1), b"behind them")
+    writer.append((Kind.END, name(1), b"behind them"))
     assert payloads(reader) == [b"behind them"]
     writer.close()
 
@@ -256,7 +256,7 @@ from storage.journal import JournalWriter, Kind
 writer = JournalWriter(Path(sys.argv[1]))
 number = 0
 while True:
-    writer.append(Kind.PIECE, f"{number:032x}", b"x" * 3000)
+    writer.append((Kind.PIECE, f"{number:032x}", b"x" * 3000))
     print(number, flush=True)
     number += 1
 """
@@ -284,10 +284,10 @@ def test_a_full_segment_is_synced_with_the_next_one(tmp_path: Path, monkeypatch:
     writer.sync()
     synced.clear()
     for number in range(5):
-        writer.append(Kind.PIECE, name(number), b"x" * 55)  # two a segment
+        writer.append((Kind.PIECE, name(number), b"x" * 55))  # two a segment
     writer.sync()
     assert synced == [f"{n:012d}.segment" for n in (1, 2, 3)] + [tmp_path.name, tmp_path.parent.name]
-    writer.append(Kind.PIECE, name(5), b"")
+    writer.append((Kind.PIECE, name(5), b""))
     writer.sync()
     assert synced[5:] == ["000000000003.segment"]
     writer.close()
@@ -303,10 +303,10 @@ def test_after_a_failed_sync_a_new_segment_begins(tmp_path: Path) -> None:
 
     writer = JournalWriter(tmp_path, fsync=fsync)
     reader = JournalReader(tmp_path, writer)
-    writer.append(Kind.START, name(1), b"unsure")
+    writer.append((Kind.START, name(1), b"unsure"))
     with pytest.raises(JournalDown, match="does not confirm"):
         writer.sync()
-    writer.append(Kind.END, name(1), b"after")
+    writer.append((Kind.END, name(1), b"after"))
     assert segments(tmp_path) == [1, 2]
     assert payloads(reader) == [b"unsure", b"after"]
     fails += [False] * 4

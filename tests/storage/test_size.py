@@ -26,10 +26,10 @@ def record(recorded: Recorded, agent: Agent, turns: list[Turn], again: int = 10*
             recorded.take_in()
             recorded.ingestion._calls.forget()
         start = call_start("s", dialect=agent.dialect, path=PATHS[agent.dialect], streamed=agent.streamed)
-        recorded.writer.append(Kind.START, start.id, pack_start(start), turn.request)
+        recorded.writer.append((Kind.START, start.id, pack_start(start), turn.request))
         recorded.piece(start, turn.response)
         recorded.captured(start, capture(turn.prompt_ids, turn.sampled))
-        recorded.writer.append(Kind.END, start.id, pack_end(call_end(start)))
+        recorded.writer.append((Kind.END, start.id, pack_end(call_end(start))))
     recorded.take_in()
 
 
