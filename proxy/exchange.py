@@ -135,7 +135,7 @@ class Exchange:
             return
         if self.recording is not None:
             self.recording.keep(data)
-        if self.request.key:
+        if self.request.remembers:
             self.pieces.append(data)
         self.held += data
 

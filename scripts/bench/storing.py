@@ -98,16 +98,16 @@ class Place:
             choice = {"index": 0, "ids": sampled, "logprobs": [-0.5] * 30, "finish": "stop"}
             capture = {"reason": None, "prompts": [ids], "choices": [choice], "sampling": {"temperature": 1.0}}
             request = orjson.dumps({"model": "agent", "messages": messages})
-            self.writer.append(Kind.START, call, pack_start(start), request)
-            self.writer.append(Kind.PIECE, call, orjson.dumps(response))
-            self.writer.append(Kind.CAPTURE, call, orjson.dumps(capture))
+            self.writer.append((Kind.START, call, pack_start(start), request))
+            self.writer.append((Kind.PIECE, call, orjson.dumps(response)))
+            self.writer.append((Kind.CAPTURE, call, orjson.dumps(capture)))
             end = CallEnd(CallOutcome.COMPLETE, 200, None, time.time(), time.time())
-            self.writer.append(Kind.END, call, pack_end(end))
+            self.writer.append((Kind.END, call, pack_end(end)))
             messages.append(answer)
             ids += sampled
         reward = Reward(new_id(), identity, None, "reward", "client", 0.5, None, time.time())
-        self.writer.append(Kind.REWARD, reward.id, pack_reward(reward))
-        self.writer.append(Kind.CLOSE, new_id(), pack_close(Close(identity, ClosedBy.ENDED, time.time())))
+        self.writer.append((Kind.REWARD, reward.id, pack_reward(reward)))
+        self.writer.append((Kind.CLOSE, new_id(), pack_close(Close(identity, ClosedBy.ENDED, time.time()))))
 
     def pick_up(self) -> None:
         """What the trainer does with each group of eight: claim it, read it, say what became of it."""

@@ -66,6 +66,7 @@ class FakeApp:
         self._numbers = itertools.count()
         self._answers: dict[object, Reply] = {}
         self.next_faults: dict[str, str] = {}
+        self.lasting_faults: dict[str, str] = {}
         """By path: the fault of the next request to it."""
         self.fault_after_load: str | None = None
         """The fault of the first look at the models after the next adapter was loaded."""
@@ -99,7 +100,7 @@ class FakeApp:
             while generates and (self.state.paused or self.state.sleeping):  # noqa: ASYNC110 - set by any thread
                 await asyncio.sleep(_PAUSE_SECONDS)
             reply = self._answer(received, mark)
-            ordered = self.next_faults.pop(received.path, None)
+            ordered = self.next_faults.pop(received.path, self.lasting_faults.get(received.path))
             fault = faults.Fault.read(ordered) if ordered else faults.asked_for(received)
             await faults.write(
                 faults.spoil(reply, fault, received.path), fault, mark, self._secret is not None, scope, send

@@ -7,6 +7,8 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -133,6 +135,15 @@ class FakeVllm:
     def fail_next(self, path: str, fault: str) -> None:
         """The next request to ``path`` meets ``fault``; for requests whose headers are not the test's."""
         self._app.next_faults[path] = fault
+
+    @contextmanager
+    def failing(self, path: str, fault: str) -> Iterator[None]:
+        """Every request to ``path`` that begins meanwhile meets ``fault``."""
+        self._app.lasting_faults[path] = fault
+        try:
+            yield
+        finally:
+            del self._app.lasting_faults[path]
 
     def fail_after_load(self, fault: str) -> None:
         """The first look at the models after the next adapter was loaded meets ``fault``."""

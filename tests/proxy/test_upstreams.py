@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from unittest.mock import patch
 
 import aiohttp
 import pytest
@@ -15,8 +16,7 @@ from tests.fake_vllm.server import SECRET
 
 
 @pytest.fixture
-async def all_of_them(own_fake: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Upstreams]:
-    monkeypatch.setattr(upstreams, "_CHECK", aiohttp.ClientTimeout(total=0.2))
+async def all_of_them(own_fake: FakeVllm) -> AsyncIterator[Upstreams]:
     found = Upstreams((own_fake.url,), SECRET, None, None)
     await found.start()
     yield found
@@ -25,8 +25,8 @@ async def all_of_them(own_fake: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> As
 
 async def late(found: Upstreams, fake: FakeVllm) -> Upstream:
     """One look that times out."""
-    fake.fail_next("/v1/models", "slow:1")
-    await found.check_all("policy")
+    with fake.failing("/v1/models", "slow:5"), patch.object(upstreams, "_CHECK", aiohttp.ClientTimeout(total=0.2)):
+        await found.check_all("policy")
     return found.all[0]
 
 

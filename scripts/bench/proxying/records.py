@@ -50,7 +50,7 @@ class Records:
         return found
 
     def _differing(self, workload: Workload, kept: Kept) -> list[str]:
-        row = self._db.first("SELECT seq, session, response FROM calls WHERE id = ?", (kept.call_id,))
+        row = self._db.first("SELECT seq, session FROM calls WHERE id = ?", (kept.call_id,))
         if row is None:
             return ["the record is"]
         wanted = reply(workload.name, kept.session % VARIANTS, kept.turn)
@@ -58,7 +58,7 @@ class Records:
         choices = [(choice.ids, choice.logprobs) for choice in recorded.choices]
         same = {
             "request": calls.body(self._db, row["seq"]) == kept.request,
-            "response": row["response"] == kept.body == wanted.body,
+            "response": calls.body(self._db, row["seq"], "response") == kept.body == wanted.body,
             "prompt ids": recorded.prompt_ids == wanted.prompt_ids,
             "sampled ids": choices == [(wanted.ids, wanted.logprobs)],
             "trainable": recorded.not_trainable is None,
