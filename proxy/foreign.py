@@ -22,9 +22,10 @@ from proxy import json_text
 from proxy.capture import Exploration
 from proxy.dialects.documents import Document, objects, parse
 from proxy.json_text import Change, Place
+from storage import tokens
 
 NO_IDS = "no plugin: a vLLM without Slipstream's plugin tells token ids in chat and text completions alone"
-_PAYLOAD_VERSION = 1
+_PAYLOAD_VERSION = 2
 _FRAME_END = re.compile(rb"\r?\n\r?\n")
 _DATA = re.compile(rb"^data: ?(\{[^\r\n]*)", re.MULTILINE)
 _NO_LOGPROB = -9999.0
@@ -299,13 +300,13 @@ class Foreign:
             {
                 "v": _PAYLOAD_VERSION,
                 "reason": reason,
-                "prompts": [self._prompts[number] for number in sorted(self._prompts)],
+                "prompts": [tokens.pack_ids(self._prompts[number]) for number in sorted(self._prompts)],
                 "choices": [
                     {
                         "index": index,
                         "prompt": index // self._plan.n,
-                        "ids": choice.ids,
-                        "logprobs": choice.logprobs,
+                        "ids": tokens.pack_ids(choice.ids),
+                        "logprobs": tokens.pack_logprobs(choice.logprobs),
                         "finish": choice.finish,
                         "stop": choice.stop,
                     }

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import array
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from storage import bodies, deltas
+from storage import bodies, deltas, tokens
 from storage.calls import Message, Reading
 from storage.database import Database, Row
 from storage.states import CallOutcome
 from storage.text import dumps
-from storage.types import CallEnd, CallStart, Choice, SessionKey
+from storage.types import CallEnd, CallStart, SessionKey
 
 _REMEMBERED_BYTES = 256 * 1024 * 1024
 
@@ -110,7 +109,7 @@ class CallWriter:
         prompt_ids = bodies.encode_ids(
             capture.prompt_ids, base.prompt_ids if base else None, base.sampled if base else {}, continues
         )
-        sampled = {choice.index: _ints(choice.ids) for choice in capture.choices}
+        sampled = {choice.number: choice.ids for choice in capture.choices}
         depth = base.depth + 1 if base else 0
         seq = self._db.insert(
             "calls",
@@ -126,7 +125,15 @@ class CallWriter:
             response=deltas.encode(call.response, None, output),
             prompt_ids=prompt_ids,
         )
-        self._write_choices(seq, capture.choices, sampled)
+        for choice in capture.choices:
+            self._db.insert(
+                "choices",
+                call=seq,
+                number=choice.number,
+                finish=choice.finish,
+                ids=choice.ids,
+                logprobs=choice.logprobs,
+            )
         remembered = _Remembered(
             seq=seq,
             depth=depth,
@@ -140,17 +147,6 @@ class CallWriter:
             sampled=sampled,
         )
         self._remember(call.session, [remembered])
-
-    def _write_choices(self, seq: int, choices: tuple[Choice, ...], sampled: dict[int, bytes]) -> None:
-        for choice in choices:
-            self._db.insert(
-                "choices",
-                call=seq,
-                number=choice.index,
-                finish=choice.finish,
-                ids=sampled[choice.index],
-                logprobs=array.array("f", choice.logprobs).tobytes(),
-            )
 
     def _place(self, session: SessionKey, reading: Reading) -> _Place:
         if session not in self._sessions:
@@ -301,13 +297,22 @@ def _joined(known: tuple[bytes, ...], new: list[Message]) -> tuple[bytes, ...]:
     return known + tuple(_canonical(message) for message in new)
 
 
+class _Choice(NamedTuple):
+    number: int
+    finish: str | None
+    ids: bytes
+    """int32."""
+    logprobs: bytes
+    """float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Capture:
     """What the plugin saw of a call (docs/architecture.md, "Capture")."""
 
     reason: str | None
     prompt_ids: bytes = b""
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[_Choice, ...] = ()
     sampling: dict[str, Any] | None = None
 
     @classmethod
@@ -315,13 +320,16 @@ class _Capture:
         if payload is None:
             return cls("no tokens were captured")
         data = orjson.loads(payload)
-        choices = tuple(Choice(c["index"], tuple(c["ids"]), tuple(c["logprobs"]), c["finish"]) for c in data["choices"])
+        choices = tuple(
+            _Choice(c["index"], c["finish"], tokens.id_bytes(c["ids"]), tokens.logprob_bytes(c["logprobs"]))
+            for c in data["choices"]
+        )
         reason = data["reason"]
         if reason is None and len(data["prompts"]) != 1:
             reason = f"{len(data['prompts'])} prompts in one call"
         if reason is None and any(len(c.ids) != len(c.logprobs) for c in choices):
             reason = "the numbers of sampled tokens and of logprobs differ"
-        prompt_ids = _ints(data["prompts"][0]) if data["prompts"] else b""
+        prompt_ids = tokens.id_bytes(data["prompts"][0]) if data["prompts"] else b""
         return cls(reason, prompt_ids, choices, data["sampling"])
 
 
@@ -337,7 +345,3 @@ def _not_trainable(end: CallEnd, capture: _Capture) -> str | None:
 
 def _canonical(message: Message) -> bytes:
     return dumps(message, sort_keys=True)
-
-
-def _ints(ids: Any) -> bytes:
-    return array.array("i", ids).tobytes()

@@ -29,6 +29,8 @@ from storage.upkeep import Upkeep
 _log = logging.getLogger("slipstream.ingest")
 
 _IDLE_SECONDS = 0.25
+_GATHER_SECONDS = 0.05
+"""What comes meanwhile is taken in together: a transaction costs as much as several calls."""
 _RETRY_SECONDS = 1.0
 _BUSY_SECONDS = 5
 """What a lock holds up for longer is said, and tried again."""
@@ -149,8 +151,10 @@ class Ingestion:
                     return
             elif stopping and (not more or time.monotonic() >= self._stop_by):
                 return
-            elif not more:
-                self._writer.written.wait(_IDLE_SECONDS)
+            elif not stopping:
+                if not more:
+                    self._writer.written.wait(_IDLE_SECONDS)
+                self._stop.wait(_GATHER_SECONDS)
 
     def run_once(self) -> bool:
         """Take in one batch; returns whether there was one, or there is a problem."""

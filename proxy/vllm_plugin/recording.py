@@ -9,14 +9,18 @@ Knows vLLM's objects by their attributes only, so that it runs (and is tested) w
 
 import json
 import math
-from collections.abc import Mapping
+from array import array
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 FRAME_MARK = b"\x1e"
 """ASCII's record separator: no JSON text and no event stream begins with it."""
 
-PAYLOAD_VERSION = 1
+PAYLOAD_VERSION = 2
+IDS, LOGPROBS = "i", "f"
+"""How numbers are packed: int32 and float32, which is all that vLLM's logprobs hold."""
 
 _UNTRAINABLE_PROMPTS = {
     "embeds": "prompt_embeds: the prompt has no token ids",
@@ -91,6 +95,11 @@ class Generation:
         if len(self.choices) != self.params.n:
             return f"vLLM gave {len(self.choices)} of {self.params.n} choices"
         return None
+
+
+def packed(code: str, numbers: Sequence[float]) -> str:
+    """Numbers as base64 of their array's bytes, little-endian as every machine that vLLM runs on."""
+    return b64encode(array(code, numbers).tobytes()).decode()
 
 
 def _sampled_logprobs(ids: list[int], logprobs: Any) -> list[float]:
@@ -187,21 +196,21 @@ class Call:
             generation.ended = output.finished
 
     def payload(self) -> dict[str, Any]:
-        """The capture as the proxy reads it (version 1)."""
+        """The capture as the proxy reads it, its thousands of numbers packed."""
         faults = [fault for generation in self.generations if (fault := generation.fault())]
         if faults and self.trainable:
             self.refuse(faults[0])
         return {
             "v": PAYLOAD_VERSION,
             "reason": self._reason,
-            "prompts": [generation.prompt for generation in self.generations],
+            "prompts": [packed(IDS, generation.prompt) for generation in self.generations],
             "choices": [
                 {
                     # As vLLM's completions count them: all choices of the first prompt, then of the second.
                     "index": position * generation.params.n + index,
                     "prompt": position,
-                    "ids": choice.ids,
-                    "logprobs": choice.logprobs,
+                    "ids": packed(IDS, choice.ids),
+                    "logprobs": packed(LOGPROBS, choice.logprobs),
                     "finish": choice.finish,
                     "stop": choice.stop,
                 }
@@ -215,7 +224,7 @@ class Call:
         """The capture as it travels: mark, nonce, length, payload. The nonce tells it from model output."""
         try:
             payload = json.dumps(self.payload(), separators=(",", ":")).encode()
-        except (TypeError, ValueError) as error:  # an id or a number of a type that JSON does not know
+        except (TypeError, ValueError, OverflowError) as error:  # an id or a number that is none
             reason = f"capture failed: {type(error).__name__}: {error}"
             nothing = {"v": PAYLOAD_VERSION, "reason": reason, "prompts": [], "choices": [], "sampling": {}}
             payload = json.dumps(nothing).encode()

@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 import httpx
 
+from storage.tokens import unpacked
+
 NONCE = "0123456789abcdef" * 2
 TIMEOUT = 600.0
 
@@ -60,7 +62,7 @@ def parse(response: httpx.Response) -> Answer:
     if version != "1 0":
         frame = len(raw) - len(before) - len(after)
         assert (version, before) == (f"1 {frame}", b""), "a plain body begins with the capture of the told length"
-    return Answer(response.status_code, version, before, json.loads(payload), after)
+    return Answer(response.status_code, version, before, unpacked(payload), after)
 
 
 def mark_of(server: Server, model: str) -> dict[str, str]:
@@ -76,7 +78,7 @@ async def captured(server: Server, path: str, body: Body, model: str) -> tuple[A
     answer = await post(server, path, body, mark_of(server, model))
     assert answer.status == 200, answer.body
     assert answer.capture is not None
-    assert answer.capture["v"] == 1
+    assert answer.capture["v"] == 2
     return answer, answer.capture
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from proxy.capture import Exploration
 from proxy.foreign import prepare
+from storage.tokens import unpacked
 from tests.e2e.marked_calls import TIMEOUT, Body, Server, captured, chat, mark_of, parse, post
 
 pytestmark = pytest.mark.e2e
@@ -61,7 +62,7 @@ async def _foreign(vllm: Server, dialect: str, body: Body, **options: Any) -> tu
                 given += capturer.feed(data)
     given += capturer.end()
     assert capturer.capture is not None
-    return given, json.loads(capturer.capture)
+    return given, unpacked(capturer.capture)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -124,8 +125,9 @@ async def test_other_dialects_are_answered_under_the_name_that_the_client_wrote(
     sent = json.dumps(body).encode()
     prepared, capturer = prepare(dialect, sent, body, vllm.model, None)
     async with httpx.AsyncClient(base_url=vllm.base_url, timeout=TIMEOUT) as client:
-        response = await client.post(path, content=prepared, headers={"content-type": "application/json"})
-        marked = parse(await client.post(path, content=sent, headers=mark_of(vllm, vllm.model)))
+        headers = {"content-type": "application/json"}
+        response = await client.post(path, content=prepared, headers=headers)
+        marked = parse(await client.post(path, content=sent, headers=headers | mark_of(vllm, vllm.model)))
     assert response.status_code == 200
     given = capturer.feed(response.content) + capturer.end()
     assert capturer.capture is not None

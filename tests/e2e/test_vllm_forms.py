@@ -42,7 +42,6 @@ FORMS: dict[str, Body] = {
     "prompt logprobs": chat("Say hello.", prompt_logprobs=0),
     "running usage": chat("Say hello.", stream_options={"include_usage": True, "continuous_usage_stats": True}),
     "no answer at all": chat("Say hello.", max_tokens=1),
-    "hidden reasoning": chat("Say hello.", include_reasoning=False),
 }
 GRAMMARS = {"named tool", "required tool", "json schema", "regex"}
 
@@ -66,6 +65,20 @@ async def test_a_form_of_chat_is_captured_as_vllm_tells_it(vllm: Server, form: s
         told = [token for part in theirs if part["logprobs"] for token in part["logprobs"]["content"]]
         assert mine["logprobs"] == [token["logprob"] for token in told]
         assert mine["stop"] == theirs[-1]["stop_reason"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_that_vllm_tells_no_client_are_captured(vllm: Server, stream: bool) -> None:
+    """Where reasoning is hidden, vLLM hides ids and logprobs with it."""
+    body = chat("Say hello.", temperature=0, stream=stream, **TOLD)
+    shown, expected = await captured(vllm, CHAT, body, vllm.model)
+    hidden, capture = await captured(vllm, CHAT, {**body, "include_reasoning": False}, vllm.model)
+    told, untold = ([part.get("token_ids") for part in answer.choices(0)] for answer in (shown, hidden))
+    assert any(told)
+    assert not any(untold)
+    assert capture["reason"] is None
+    assert capture["choices"][0]["ids"] == expected["choices"][0]["ids"]
+    assert capture["choices"][0]["logprobs"] == pytest.approx(expected["choices"][0]["logprobs"], abs=0.15)
 
 
 def _usages(answer: Answer) -> list[Any]:
@@ -134,7 +147,9 @@ async def test_the_logprobs_of_an_explored_call_are_those_of_temperature_one(vll
     told = (await post(vllm, COMPLETIONS, again)).json()["choices"][0]["prompt_logprobs"]
     start = len(capture["prompts"][0])
     raw = [told[start + place][str(token)]["logprob"] for place, token in enumerate(mine["ids"])]
-    assert mine["logprobs"] == pytest.approx(raw, abs=0.15)
+    differences = [abs(one - other) for one, other in zip(mine["logprobs"], raw, strict=True)]
+    assert sum(differences) / len(differences) <= 0.08, "what bfloat16 leaves (promise 4); temperature 0.3: far more"
+    assert len(differences) > 8
 
 
 async def test_a_response_repeats_the_sampling_that_its_client_asked_for(vllm: Server) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,17 +47,17 @@ def read_mark(headers: Sequence[tuple[bytes, bytes]], secret: str | None) -> Mar
 def payload(
     prompts: Sequence[list[int]], choices: Sequence[Choice], sampling: dict[str, Any], reason: str | None = None
 ) -> bytes:
-    """The capture, version 1."""
+    """The capture, version 2."""
     document = {
-        "v": 1,
+        "v": 2,
         "reason": reason,
-        "prompts": prompts,
+        "prompts": [_packed("i", prompt) for prompt in prompts],
         "choices": [
             {
                 "index": c.index,
                 "prompt": c.prompt,
-                "ids": c.ids,
-                "logprobs": c.logprobs,
+                "ids": _packed("i", c.ids),
+                "logprobs": _packed("f", c.logprobs),
                 "finish": c.finish,
                 "stop": c.stop,
             }
@@ -64,6 +66,10 @@ def payload(
         "sampling": sampling,
     }
     return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _packed(code: str, numbers: Sequence[float]) -> str:
+    return base64.b64encode(array(code, numbers).tobytes()).decode()
 
 
 def refused(request: dict[str, Any]) -> str | None:

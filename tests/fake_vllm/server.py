@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import Any, Self
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from storage.tokens import unpacked
 from tests.fake_vllm.app import FakeApp
 from tests.fake_vllm.faults import CONNECTION
 from tests.fake_vllm.state import Received, State
@@ -129,8 +129,8 @@ class FakeVllm:
 
     def capture(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
         """What the plugin captures of the answer to a request, without a server."""
-        found: dict[str, Any] = json.loads(self._app.answer(path, request).capture or b"{}")
-        return found
+        captured = self._app.answer(path, request).capture
+        return unpacked(captured) if captured else {}
 
     def fail_next(self, path: str, fault: str) -> None:
         """The next request to ``path`` meets ``fault``; for requests whose headers are not the test's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import orjson
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.capture import Exploration
 from proxy.foreign import prepare
+from storage.tokens import unpacked
 from tests.proxy.running import STATED
 
 
@@ -60,7 +60,7 @@ def through(asked: dict[str, Any], stream: bytes, splits: list[int], dialect: st
         out += capturer.feed(stream[at:split])
         at = split
     out += capturer.end()
-    return out, json.loads(capturer.capture) if capturer.capture else None
+    return out, unpacked(capturer.capture) if capturer.capture else None
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([b"\n\n", b"\r\n\r\n"]))

@@ -9,6 +9,7 @@ import pytest
 
 from proxy.vllm_plugin.capture import CaptureMiddleware, Mark, read_mark
 from proxy.vllm_plugin.recording import Call, Generation
+from storage.tokens import unpacked
 
 SECRET = "s3cret"
 NONCE = "0123456789abcdef" * 2
@@ -42,8 +43,7 @@ def frame_of(message: dict[str, Any]) -> dict[str, Any]:
     head, _, payload = message["body"].partition(b"\n")
     assert head == b"\x1e" + NONCE.encode() + b" " + str(len(payload)).encode()
     assert message["more_body"] is True
-    found: dict[str, Any] = json.loads(payload)
-    return found
+    return unpacked(payload)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ async def test_a_plain_response_begins_with_the_capture(application: Any) -> Non
     assert headers[b"x-slipstream"] == b"1 %d" % len(frame["body"])
     assert int(headers[b"content-length"]) == len(frame["body"]) + len(body["body"])
     assert frame_of(frame) == {
-        "v": 1,
+        "v": 2,
         "reason": None,
         "prompts": [[1, 2]],
         "choices": [
@@ -299,7 +299,7 @@ def test_missing_and_infinite_logprobs_are_a_reason_and_never_padded(application
         call.add(generation, SimpleNamespace(prompt_token_ids=[1], outputs=[part], finished=True))
         payload = call.payload()
         assert payload["reason"] == "vLLM left out the logprob of a sampled token"
-        assert payload["choices"][0]["logprobs"] == []
+        assert payload["choices"][0]["logprobs"] == ""
 
 
 def test_a_second_generation_after_the_first_is_a_reason(application: Any) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from storage.tokens import pack_ids, pack_logprobs
+
 MODEL = "bench-model"
 TURNS = 4
 VARIANTS = 16
@@ -93,8 +95,9 @@ def reply(name: str, variant: int, turn: int) -> Reply:
         body, characters = _plain(chance, workload.reply_bytes, variant, turn)
         ids, frames = _ids(chance, int(characters / _CHARACTERS_PER_TOKEN)), ()
     logprobs = tuple(_single(-chance.expovariate(1.2)) for _ in ids)
-    choice = {"index": 0, "prompt": 0, "ids": ids, "logprobs": logprobs, "finish": "stop", "stop": None}
-    payload = {"v": 1, "reason": None, "prompts": [prompt_ids], "choices": [choice], "sampling": _SAMPLING}
+    packed = {"ids": pack_ids(ids), "logprobs": pack_logprobs(logprobs)}
+    choice = {"index": 0, "prompt": 0, **packed, "finish": "stop", "stop": None}
+    payload = {"v": 2, "reason": None, "prompts": [pack_ids(prompt_ids)], "choices": [choice], "sampling": _SAMPLING}
     capture = json.dumps(payload, separators=(",", ":")).encode()
     return Reply(body, frames, prompt_ids, ids, logprobs, capture)
 
