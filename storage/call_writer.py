@@ -90,6 +90,10 @@ class CallWriter:
         self._sessions.clear()
         self._remembered = 0
 
+    def begin_session(self, session: SessionKey) -> None:
+        """The session is new: there is nothing of it to be read again."""
+        self._sessions[session] = []
+
     def forget_session(self, session: SessionKey) -> None:
         """The session closed: it is read again where a call opens it once more."""
         self._remembered -= sum(call.size for call in self._sessions.pop(session, ()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,7 @@ class Database:
 
     def insert(self, table: str, **values: Any) -> int:
         """Insert one row; returns its rowid."""
-        columns = ", ".join(f'"{name}"' for name in values)
-        marks = ", ".join("?" for _ in values)
-        # Table and column names come from this package alone, never from outside.
-        cursor = self.conn.execute(
-            f'INSERT INTO "{table}" ({columns}) VALUES ({marks})',
-            tuple(values.values()),
-        )
+        cursor = self.conn.execute(_insertion(table, tuple(values)), tuple(values.values()))
         return int(cursor.lastrowid or 0)
 
     def all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
@@ -120,6 +115,13 @@ class Database:
 
     def close(self) -> None:
         self.conn.close()
+
+
+@cache
+def _insertion(table: str, columns: tuple[str, ...]) -> str:
+    # Table and column names come from this package alone, never from outside.
+    names = ", ".join(f'"{name}"' for name in columns)
+    return f'INSERT INTO "{table}" ({names}) VALUES ({", ".join("?" for _ in columns)})'
 
 
 OperationalError: type[Exception] = sqlite3.OperationalError

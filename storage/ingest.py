@@ -234,13 +234,16 @@ class Ingestion:
         _log.error("the database refused %s (%s: %s): kept in %s", name, type(error).__name__, error, folder)
 
     def _apply(self, record: Record) -> None:
+        if record.kind is Kind.PIECE:
+            if (call := self._under_way.get(record.id)) is not None:
+                call.pieces.append(record.payload)
+            return
         new = self._taken < record.end
         if record.kind is Kind.START:
             self._start(record, new)
-        elif record.kind in (Kind.PIECE, Kind.CAPTURE):
-            call = self._under_way.get(record.id)
-            if call is not None:
-                _add(call, record)
+        elif record.kind is Kind.CAPTURE:
+            if (call := self._under_way.get(record.id)) is not None:
+                call.capture = record.payload
         elif record.kind is Kind.END:
             call = self._under_way.pop(record.id, None)
             if call is not None and new:
@@ -249,15 +252,16 @@ class Ingestion:
             rewards.insert(self._db, unpack_reward(record.payload))
         elif record.kind is Kind.CLOSE and new:
             close = unpack_close(record.payload)
-            sessions.close(self._db, close.identity, close.by, close.at)
-            closed = sessions.newest(self._db, close.identity)
+            closed = sessions.close(self._db, close.identity, close.by, close.at)
             if closed is not None:
-                self._calls.forget_session(closed.key)
+                self._calls.forget_session(closed)
 
     def _start(self, record: Record, new: bool) -> None:
         start, request = unpack_start(record.payload)
         if new:
-            key = sessions.open_for_call(self._db, start)
+            key, is_new = sessions.open_for_call(self._db, start)
+            if is_new:
+                self._calls.begin_session(key)
         else:
             # Taken in before the restart; an open session of this identity can only be that one.
             newest = sessions.newest(self._db, start.identity)
@@ -289,13 +293,6 @@ def _parts(call: _UnderWay) -> dict[str, bytes]:
     """What there is of a call, by what it is."""
     parts = {"request": call.request, "response": b"".join(call.pieces)}
     return parts if call.capture is None else parts | {"capture": call.capture}
-
-
-def _add(call: _UnderWay, record: Record) -> None:
-    if record.kind is Kind.CAPTURE:
-        call.capture = record.payload
-    else:
-        call.pieces.append(record.payload)
 
 
 def _interrupted(start: CallStart) -> CallEnd:

@@ -12,9 +12,9 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from storage.errors import JournalDown
 from storage.folders import make_private
@@ -37,25 +37,20 @@ class Kind(IntEnum):
     CLOSE = 6
 
 
-_KINDS = frozenset(Kind)
+_KINDS = {int(kind): kind for kind in Kind}
 
 Entry = tuple[Kind, str, *tuple[bytes, ...]]
 """A record to be appended: what it is, of which call (or an id of its own), and the parts of its payload."""
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """A place in the journal; records before it have been taken in."""
 
     segment: int
     offset: int
 
-    def __lt__(self, other: Position) -> bool:
-        return (self.segment, self.offset) < (other.segment, other.offset)
 
-
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     kind: Kind
     id: str
     payload: bytes
@@ -133,7 +128,8 @@ class JournalWriter:
                     self._cut_off()
                 raise JournalDown(f"the journal in {self._folder} takes no records: {error}") from error
             self._size += written
-        self.written.set()
+        if not self.written.is_set():
+            self.written.set()
 
     def _cut_off(self) -> None:
         """Take records that were not written whole out of the segment; where that fails, the segment ends with it."""
@@ -256,15 +252,16 @@ class JournalReader:
         records: list[Record] = []
         at = 0
         while len(data) - at >= _HEADER.size:
-            magic, kind, raw_id, length, checksum = _HEADER.unpack_from(data, at)
+            magic, number, raw_id, length, checksum = _HEADER.unpack_from(data, at)
+            kind = _KINDS.get(number)
             end = at + _HEADER.size + length
-            if magic != _MAGIC or kind not in _KINDS or end > len(data):
+            if magic != _MAGIC or kind is None or end > len(data):
                 break
             payload = data[at + _HEADER.size : end]
             if zlib.crc32(payload) != checksum:
                 break
             after = Position(self.segment, self._offset + end)
-            records.append(Record(Kind(kind), raw_id.decode(), payload, self.segment, after))
+            records.append(Record(kind, raw_id.decode(), payload, self.segment, after))
             at = end
         return records, at
 

@@ -62,18 +62,20 @@ def is_claimed(db: Database, key: SessionKey) -> bool:
     )
 
 
-def open_for_call(db: Database, start: CallStart) -> SessionKey:
-    """The episode to which a call that starts now belongs, opened or opened again where needed."""
-    key = _take_call(db, start)
+def open_for_call(db: Database, start: CallStart) -> tuple[SessionKey, bool]:
+    """The episode to which a call that starts now belongs, opened or opened again where needed; whether it is new."""
+    session = newest(db, start.identity)
+    is_new = session is None or not takes_calls(db, session)
+    if session is None or is_new:
+        key = _open(db, start, session.episode + 1 if session else 1)
+    else:
+        key = _go_on(db, session, start)
     for session_id in start.ambiguous:
         _mark_ambiguous(db, Identity(start.identity.owner, session_id))
-    return key
+    return key, is_new
 
 
-def _take_call(db: Database, start: CallStart) -> SessionKey:
-    session = newest(db, start.identity)
-    if session is None or not takes_calls(db, session):
-        return _open(db, start, session.episode + 1 if session else 1)
+def _go_on(db: Database, session: Session, start: CallStart) -> SessionKey:
     if session.state is SessionState.CLOSED:
         check_move(SESSION_MOVES, session.state, SessionState.OPEN, f"session {session.session_id}")
         db.execute(
@@ -135,20 +137,23 @@ def count_call(db: Database, key: SessionKey, start: CallStart, end: CallEnd) ->
         _skip(db, get(db, key), UNTAGGED)
 
 
-def close(db: Database, identity: Identity, by: ClosedBy, at: float) -> None:
-    """Close the newest episode; an ambiguous one, and one that has nothing to be compared with, is skipped."""
+def close(db: Database, identity: Identity, by: ClosedBy, at: float) -> SessionKey | None:
+    """Close the newest episode; an ambiguous one, and one that has nothing to be compared with, is skipped.
+
+    Returns which it is, None where there is none.
+    """
     session = newest(db, identity)
     if session is None:
-        return
+        return None
     if session.state is SessionState.CLOSED and by is not ClosedBy.IDLE:
         # An explicit end stands above an idle one: the session does not open again.
         db.execute("UPDATE sessions SET closed_by = ? WHERE key = ?", (by, session.key))
-    if session.state is not SessionState.OPEN:
-        return
-    _close(db, session, by, at)
-    reason = session.reason or (NO_SCENARIO if session.scenario is None else None)
-    if reason is not None:
-        _skip(db, get(db, session.key), reason)
+    if session.state is SessionState.OPEN:
+        _close(db, session, by, at)
+        reason = session.reason or (NO_SCENARIO if session.scenario is None else None)
+        if reason is not None:
+            _skip(db, get(db, session.key), reason)
+    return session.key
 
 
 def _close(db: Database, session: Session, by: ClosedBy, at: float) -> None:
