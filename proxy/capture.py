@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar
 from urllib.parse import quote
@@ -19,7 +19,7 @@ _MAX_HEAD = 64
 
 
 def new_nonce() -> str:
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 @dataclass(frozen=True, slots=True)

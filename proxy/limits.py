@@ -78,6 +78,8 @@ class Limits:
 
 def _number(value: Any) -> float:
     """What vLLM makes of a number, which it also takes as a float or as text; 0 for what is none."""
+    if value is None:
+        return 0.0
     try:
         return float(value)
     except OverflowError:

@@ -41,7 +41,7 @@ class Abandoned:
     """A call whose client left before the end of its response."""
 
     call: CallId
-    key: bytes | None
+    key: bytes
     at: float
     """On the monotonic clock."""
     answer: asyncio.Future[Answer | None]
@@ -66,10 +66,10 @@ class Repeats:
         self._by_key: dict[bytes, list[Abandoned]] = {}
         self._bytes = 0
 
-    def leave(self, key: bytes | None, call: CallId) -> Abandoned:
+    def leave(self, key: bytes, call: CallId) -> Abandoned:
         """A client left its call; `settle` comes when the call ends. Without a key it is never found again."""
         abandoned = Abandoned(call, key, time.monotonic(), asyncio.get_running_loop().create_future())
-        if key is not None:
+        if key:
             self._left[call] = abandoned
             self._by_key.setdefault(key, []).append(abandoned)
         return abandoned
@@ -112,7 +112,6 @@ class Repeats:
     def _remove(self, abandoned: Abandoned) -> None:
         del self._left[abandoned.call]
         self._bytes -= abandoned.size
-        assert abandoned.key is not None
         same = self._by_key[abandoned.key]
         same.remove(abandoned)
         if not same:

@@ -51,8 +51,10 @@ def common_prefix(a: bytes, b: bytes) -> int:
 
 
 def common_suffix(a: bytes, b: bytes, limit: int) -> int:
-    """Length of the longest common suffix of at most ``limit`` bytes."""
-    low, high = 0, limit
+    """Length of the longest common suffix of at most ``limit`` bytes; it is short as a rule."""
+    low, high = 0, min(limit, 16)
+    while high < limit and a[len(a) - high :] == b[len(b) - high :]:
+        low, high = high, min(limit, 8 * high)
     while low < high:
         middle = (low + high + 1) // 2
         if a[len(a) - middle : len(a) - low] == b[len(b) - middle : len(b) - low]:

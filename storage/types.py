@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,7 +29,7 @@ _POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 def new_id() -> str:
     """32 hexadecimal digits that sort by time (to the millisecond) and never repeat."""
-    return f"{int(time.time() * 1000):012x}{secrets.token_hex(10)}"
+    return f"{int(time.time() * 1000):012x}{os.urandom(10).hex()}"
 
 
 def version_name(policy: str, number: VersionNumber) -> str:

@@ -31,7 +31,7 @@ def test_what_stands_readable_beside_it_costs_little(size: int) -> None:
     data = b'{"message":"' + words + b'"}'
     blob = deltas.encode(data, None, words)
     assert deltas.decode(blob, None, words) == data
-    assert len(blob) < (len(data) // 10 if size < 32_000 else 0.7 * len(data))
+    assert len(blob) < len(data) // 10
 
 
 @given(head=_pieces, a=_pieces, b=_pieces, tail=_pieces)
