@@ -27,7 +27,7 @@ def test_what_was_deflated_is_inflated(data: bytes, base: bytes | None, text: by
 @pytest.mark.parametrize("size", [1000, 40_000, 5_000_000])
 def test_what_stands_readable_beside_it_costs_little(size: int) -> None:
     """Also where the text is longer than what zlib looks at."""
-    words = b" ".join(b"%d" % (n * n % 99991) for n in range(size // 6))
+    words = b" ".join(b"%d" % (n * n) for n in range(size // 8))
     data = b'{"message":"' + words + b'"}'
     blob = deltas.encode(data, None, words)
     assert deltas.decode(blob, None, words) == data
