@@ -74,8 +74,8 @@ def test_without_the_key_every_route_is_closed(proxy: RunningProxy, label: str) 
     def check(case: schemathesis.Case[Any]) -> None:
         for given_key in ("", "Bearer ", "Bearer wrong", f"Basic {ADMIN_KEY}", ADMIN_KEY):
             answer = case.call(base_url=proxy.url, headers={"authorization": given_key})
-            # No session id has a line break: such a path is none.
+            # A path with a line break in a session id is none, or one, as Starlette's patterns have it.
             is_a_path = "{session_id}" not in label or "%0A" not in str(case.path_parameters)
-            assert answer.status_code == (401 if is_a_path else 404)
+            assert answer.status_code in ((401,) if is_a_path else (401, 404))
 
     check()
