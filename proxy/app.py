@@ -19,6 +19,7 @@ from proxy.admin.refusals import refuse_body
 from proxy.admin.routes import admin_router, open_router
 from proxy.asgi import Receive, Scope, Send, limited, respond_error
 from proxy.client_api import ClientApi, serves
+from proxy.cors import Cors, is_preflight
 from proxy.dialects import read_call
 from proxy.errors import CannotServe, ProxyError
 from proxy.forward import Forward
@@ -34,6 +35,7 @@ from storage.database import Database
 from storage.ingest import Ingestion
 from storage.journal import JournalWriter
 from storage.retention import Keep
+from storage.types import DEFAULT_OWNER
 
 _log = logging.getLogger("slipstream.proxy")
 
@@ -67,6 +69,7 @@ class App:
         self._limits = Limits(settings.limit)
         self._forward: Forward | None = None
         self._client_api: ClientApi | None = None
+        self._cors: Cors | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -81,8 +84,14 @@ class App:
         assert self._keys is not None
         assert self._client_api is not None
         assert self._forward is not None
+        assert self._cors is not None
+        send = self._cors.opened(scope, send)
         try:
             self._limits.check_headers(scope["headers"])
+            if is_preflight(scope):  # browsers send them without a key
+                with self._limits.under_way(DEFAULT_OWNER):
+                    await self._cors.preflight(scope, send, own=serves(scope))
+                return
             owner = self._keys.owner(scope["headers"])
             with self._limits.under_way(owner):
                 serve = self._client_api if serves(scope) else self._forward
@@ -125,6 +134,7 @@ class App:
         await upstreams.check_all(settings.policy)
         self._keys = ClientKeys(db, needed=is_public(settings.host))
         self._forward = Forward(settings, self._limits, upstreams, policy, table, inference, recorder)
+        self._cors = Cors(upstreams)
         self._client_api = ClientApi(upstreams, table, recorder, settings.alias)
         self.fastapi.state.context = Context(
             settings,

@@ -54,9 +54,12 @@ async def wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def respond(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
-    """A whole JSON response."""
-    fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+async def respond(
+    send: Send, status: int, body: bytes, headers: Headers = (), *, content_type: bytes | None = b"application/json"
+) -> None:
+    """A whole response; ``content_type`` None: it stands among ``headers``."""
+    fixed = [] if content_type is None else [(b"content-type", content_type)]
+    fixed.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
     await send({"type": "http.response.body", "body": body})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy import capture, foreign, headers
 from proxy.asgi import ClientGone, Receive, Scope, Send, read_body, respond_error, wait_for_disconnect
-from proxy.connections import Response, Unanswered
+from proxy.connections import Response
 from proxy.dialects import OTHER
 from proxy.dialects.documents import parse
 from proxy.errors import NotServing, ProxyError, UnknownVersion, UpstreamUnreachable
@@ -231,16 +231,7 @@ class Forward:
             mark = self._upstreams.header(exchange.nonce, exchange.model, exchange.exploration)
             fields.append((_MARK, mark.encode()))
         fields.append((b"accept-encoding", b"identity"))
-        for last_try in (False, True):
-            try:
-                return await self._upstreams.ask(
-                    exchange.upstream, request.scope["method"], target, fields, exchange.body
-                )
-            except Unanswered:
-                # A kept connection that vLLM was just closing.
-                if last_try:
-                    raise
-        raise AssertionError("the second try returns or raises")
+        return await self._upstreams.ask(exchange.upstream, request.scope["method"], target, fields, exchange.body)
 
     async def _return(self, exchange: Exchange, response: Response, send: Send) -> None:
         exchange.status = response.status

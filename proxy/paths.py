@@ -80,6 +80,15 @@ def find_route(method: str, raw_path: bytes) -> Route:
     return route if scenario is None and session is None else replace(route, session=session, scenario=scenario)
 
 
+def vllm_path(raw_path: bytes) -> str:
+    """The path of vLLM that a request's target means, by whatever method. Raises `NoSuchPath`."""
+    prefix = _PREFIX.match(raw_path)
+    route, _ = _look_up(raw_path[prefix.end() :]) if prefix is not None else (None, "")
+    if route is None:
+        raise _unknown("OPTIONS", raw_path)
+    return route.path
+
+
 def _look_up(path: bytes) -> tuple[Route | None, str]:
     """The route of a path without prefix, and its method."""
     if (route := _INFERENCE.get(path)) is not None:

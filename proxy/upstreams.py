@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 
 from proxy import capture
-from proxy.connections import KEEPALIVE_SECONDS, Connections, Field, Response
+from proxy.connections import KEEPALIVE_SECONDS, Connections, Field, Response, Unanswered
 from proxy.errors import NotServing, UpstreamFault, UpstreamUnreachable
 from storage.types import BASE, VersionNumber, parse_version
 
@@ -100,11 +100,15 @@ class Upstreams:
     def header(self, nonce: str, model: str | None, exploration: capture.Exploration | None = None) -> str:
         return capture.request_header(self._secret, nonce, model, exploration)
 
-    def ask(
+    async def ask(
         self, upstream: Upstream, method: str, target: bytes, fields: Sequence[Field], body: bytes
-    ) -> Awaitable[Response]:
+    ) -> Response:
         """Send an agent's request; its response when the head has come. Raises as `Connections.ask` does."""
-        return self._connections[upstream.url].ask(method, target, fields, body)
+        connections = self._connections[upstream.url]
+        try:
+            return await connections.ask(method, target, fields, body)
+        except Unanswered:  # a kept connection that vLLM was just closing
+            return await connections.ask(method, target, fields, body)
 
     def choose(self, session_id: str, version: VersionNumber | None) -> Upstream:
         """The server for a session: the same one for all its calls while it can serve (prefix cache).

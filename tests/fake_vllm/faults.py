@@ -8,6 +8,8 @@ call that an SDK repeats by itself (`x-stainless-retry-count`) meets no fault.
 |---|---|
 | `slow:S` | S seconds pass before the first byte |
 | `drip:S` | S seconds pass before every part of the body |
+| `step` | as `heartbeat`, and every part of the body waits until `FakeVllm.step` lets it go |
+| `halt` | half of the body's bytes are written, and no more |
 | `stall:N` | N parts of the body are written, and no more |
 | `linger` | everything but the last part is written, and no more until the client is gone for a moment |
 | `heartbeat` | a comment before every frame of a stream |
@@ -43,6 +45,7 @@ import asyncio
 import json
 import socket
 import struct
+import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -62,9 +65,10 @@ CONNECTION = "fake.connection"
 """The scope's extension that holds the connection; see `server.Protocol`."""
 
 HUGE = 3_000_000
-_FOREVER = 30.0
+_FOREVER = 120.0
 _LINGER_SECONDS = 0.3
 _MOMENT = 0.03
+_STEP_SECONDS = 0.001
 _LENGTH_ERROR = 7
 _PAGE = b"<html><body><h1>502 Bad Gateway</h1></body></html>\n"
 _HEARTBEAT = b": keep-alive\n\n"
@@ -76,6 +80,9 @@ _SAID = {
     "/v1/messages": b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"%b"}}\n\n',
 }
 """A frame in which the model says something."""
+
+
+Steps = threading.Semaphore
 
 
 class Connection(Protocol):
@@ -156,7 +163,7 @@ def _spoil_stream(reply: Reply, fault: Fault, path: str) -> Reply:
             return replace(reply, parts=parts[:-1], finish=min(reply.finish, len(parts) - 1))
         case "empty":
             return replace(reply, parts=(), capture=None)
-        case "heartbeat":
+        case "heartbeat" | "step":
             return replace(reply, parts=tuple(p for part in parts for p in (_HEARTBEAT, part)), finish=2 * reply.finish)
         case "huge":
             return _with_first(reply, path, b"x" * HUGE)
@@ -185,8 +192,11 @@ def _with_first(reply: Reply, path: str, said: bytes) -> Reply:
     return replace(reply, parts=(_SAID[path] % said, *reply.parts), finish=reply.finish + 1)
 
 
-async def write(reply: Reply, fault: Fault, mark: capture.Mark | None, plugin: bool, scope: Any, send: Send) -> None:
-    """Send the response, captured as the mark asks, with what the fault does to time and connection."""
+async def write(reply: Reply, fault: Fault, mark: capture.Mark | None, steps: Steps, scope: Any, send: Send) -> None:
+    """Send the response, captured as the mark asks, with what the fault does to time and connection.
+
+    ``steps`` are those that the fault of this name waits for.
+    """
     connection: Connection = scope["extensions"][CONNECTION]
     if fault.name == "slow":
         await asyncio.sleep(fault.number)
@@ -200,7 +210,7 @@ async def write(reply: Reply, fault: Fault, mark: capture.Mark | None, plugin: b
         messages.insert(reply.finish, frame)
     if fault.name == "bad-frame" and mark is not None:
         messages.insert(0, b"\x1e%b none\n" % mark.nonce.encode())
-    head = _head(reply, messages, frame, mark, plugin)
+    head = _head(reply, messages, frame, mark)
     if fault.name in ("reset-in-head", "long-length", "short-length", "both-lengths"):
         await _write_raw(connection, reply.status, head, messages, fault)
         return
@@ -209,7 +219,14 @@ async def write(reply: Reply, fault: Fault, mark: capture.Mark | None, plugin: b
         messages = [joined[at : at + size] for at in range(0, len(joined), size)]
     told = [pair for pair in head if pair != _CHUNKED]  # which the server adds itself
     await send({"type": "http.response.start", "status": reply.status, "headers": told})
+    if fault.name == "halt":
+        joined = b"".join(messages)
+        await send({"type": "http.response.body", "body": joined[: len(joined) // 2], "more_body": True})
+        await asyncio.sleep(_FOREVER)
     for number, message in enumerate(messages):
+        if fault.name == "step" and message is not frame:  # the plugin's frame comes with the part behind it
+            while not steps.acquire(blocking=False):  # noqa: ASYNC110 - let go by any thread
+                await asyncio.sleep(_STEP_SECONDS)
         message = await _before(message, number, len(messages), fault, send)
         if number == len(messages) // 2 and fault.name in ("reset-body", "close-body", "close-chunk"):
             await _break(connection, message, fault, send, chunked=reply.streamed or _CHUNKED in head)
@@ -251,16 +268,14 @@ async def _break(connection: Connection, message: bytes, fault: Fault, send: Sen
         await _close(connection)
 
 
-def _head(
-    reply: Reply, messages: list[bytes], frame: bytes, mark: capture.Mark | None, plugin: bool
-) -> list[tuple[bytes, bytes]]:
+def _head(reply: Reply, messages: list[bytes], frame: bytes, mark: capture.Mark | None) -> list[tuple[bytes, bytes]]:
     headers = [(b"server", b"uvicorn"), *reply.headers]
     if reply.content_type is not None:
         headers.append((b"content-type", reply.content_type))
     sized = not reply.streamed and _CHUNKED not in reply.headers
     if sized:
         headers.append((b"content-length", b"%d" % sum(map(len, messages))))
-    if plugin and mark is not None:
+    if mark is not None:
         headers.append((capture.HEADER, b"1 %d" % (len(frame) if sized else 0)))
     return headers
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from storage.tokens import unpacked
@@ -93,12 +94,17 @@ class FakeVllm:
         port: int = 0,
         unique_ids: bool = False,
         stores: bool = False,
+        allowed_origins: tuple[str, ...] = (),
     ) -> None:
-        """``port`` 0: the OS chooses, at the first start. For the last two see `State`."""
+        """``port`` 0: the OS chooses, at the first start. For the next two see `State`.
+
+        ``allowed_origins`` are those of browsers' pages, as vLLM's option has them, and in vLLM's way.
+        """
         self.secret = secret
         self.state = State(model, "/models/base", unique_ids=unique_ids, stores=stores)
         self._app = FakeApp(self.state, secret, runtime_adapters=runtime_adapters)
-        self._serving = Serving(self._app, Protocol)
+        served = CORSMiddleware(self._app, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"])
+        self._serving = Serving(served, Protocol)
         self._serving.port = port
 
     @property
@@ -144,6 +150,10 @@ class FakeVllm:
             yield
         finally:
             del self._app.lasting_faults[path]
+
+    def step(self) -> None:
+        """Let the next part go, of an answer with the fault `step`."""
+        self.state.steps.release()
 
     def fail_after_load(self, fault: str) -> None:
         """The first look at the models after the next adapter was loaded meets ``fault``."""

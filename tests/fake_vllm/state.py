@@ -74,6 +74,8 @@ class State:
     sleeping: bool = False
     paused: bool = False
     """While it sleeps or pauses, what is to be generated waits."""
+    steps: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Parts that may be written of answers with the fault `step`."""
     running: int = 0
     """The answers that are being generated or written."""
     stores: bool = False

@@ -32,25 +32,35 @@ class RawResponse:
 
 def connect(url: str) -> socket.socket:
     parts = urlsplit(url)
-    connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10)
+    connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
-def send(connection: socket.socket, path: str, body: bytes, headers: Mapping[str, str | bytes] | None = None) -> None:
-    """A POST, on the wire; of JSON where ``headers`` do not say otherwise."""
+Headers = Mapping[str, str | bytes]
+
+
+def send(
+    connection: socket.socket, path: str, body: bytes, headers: Headers | None = None, method: str = "POST"
+) -> None:
+    """A request, on the wire; of JSON where ``headers`` do not say otherwise."""
+    connection.sendall(head(path, len(body), headers, method) + body)
+
+
+def head(path: str, length: int, headers: Headers | None = None, method: str = "POST") -> bytes:
+    """The head of a request whose body has ``length`` bytes."""
     if not any(name.lower() == "content-type" for name in headers or ()):
         headers = {"content-type": "application/json", **(headers or {})}
-    lines = [b"POST %b HTTP/1.1" % path.encode(), b"host: here", b"content-length: %d" % len(body)]
+    lines = [b"%b %b HTTP/1.1" % (method.encode(), path.encode()), b"host: here", b"content-length: %d" % length]
     for name, value in (headers or {}).items():
         lines.append(name.encode() + b": " + (value if isinstance(value, bytes) else value.encode()))
-    connection.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+    return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-def ask(url: str, path: str, body: bytes, headers: Mapping[str, str | bytes] | None = None) -> RawResponse:
+def ask(url: str, path: str, body: bytes, headers: Headers | None = None, method: str = "POST") -> RawResponse:
     """A request on a connection of its own, and all that comes back."""
     with connect(url) as connection:
-        send(connection, path, body, {"connection": "close", **(headers or {})})
+        send(connection, path, body, {"connection": "close", **(headers or {})}, method)
         return parse(read_all(connection))
 
 
@@ -71,10 +81,15 @@ def read_until(connection: socket.socket, wanted: bytes) -> bytes:
     """What comes, up to and with ``wanted``."""
     data = b""
     while wanted not in data:
-        more = connection.recv(65536)
-        assert more, f"the connection ended before {wanted!r}: {data!r}"
-        data += more
+        data += receive(connection)
     return data
+
+
+def receive(connection: socket.socket) -> bytes:
+    """What comes next."""
+    more = connection.recv(65536)
+    assert more, "the connection ended before what was to come"
+    return more
 
 
 def parse(data: bytes) -> RawResponse:
