@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -14,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 
 from proxy import lock, secrets
 from proxy.admin.context import Context
+from proxy.admin.docs import docs_router
 from proxy.admin.keys import keys_router
 from proxy.admin.refusals import refuse_body
 from proxy.admin.routes import admin_router, open_router
@@ -56,12 +58,13 @@ class App:
         self._step_seconds = step_seconds
         self.fastapi = FastAPI(
             title="Slipstream",
-            docs_url="/admin/docs",
+            docs_url=None,  # `docs_router`
             openapi_url="/admin/openapi.json",
             redoc_url=None,
             lifespan=self._lifespan,
         )
         self.fastapi.include_router(open_router)
+        self.fastapi.include_router(docs_router)
         self.fastapi.include_router(admin_router)
         self.fastapi.include_router(keys_router)
         self.fastapi.add_exception_handler(RequestValidationError, refuse_body)
@@ -114,7 +117,7 @@ class App:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         settings = self.settings
-        admin_key = secrets.admin_key(settings, print)
+        admin_key = secrets.admin_key(settings, print, shown=sys.stdout.isatty())
         upstream_key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
         upstreams = Upstreams(settings.upstream, secrets.plugin_secret(settings.data), upstream_key, settings.model)
         # One connection each for the event loop and for the loop of the versions, which works in threads.

@@ -16,6 +16,7 @@ from proxy.repeats import Abandoned, Answer
 from proxy.sessions import OpenSession
 from proxy.tags import Tags
 from proxy.upstreams import Upstream
+from storage.secrecy import Blotter
 from storage.types import CallId, CallStart, Identity, version_name
 
 
@@ -56,8 +57,10 @@ class Request:
 class Capturer(Protocol):
     """Takes the tokens of a call out of its response."""
 
-    capture: bytes | None
-    """The tokens, once they are there: all choices have finished then."""
+    @property
+    def capture(self) -> bytes | None:
+        """The tokens, once they are there: all choices have finished then."""
+        ...
 
     @property
     def resizes(self) -> bool:
@@ -71,6 +74,28 @@ class Capturer(Protocol):
     def end(self) -> bytes:
         """What was held back, now that nothing more comes."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Blotting:
+    """A `Capturer` for an error, which may repeat the request with its secrets."""
+
+    inner: Capturer
+    blotter: Blotter
+
+    @property
+    def capture(self) -> bytes | None:
+        return self.inner.capture
+
+    @property
+    def resizes(self) -> bool:
+        return self.inner.resizes
+
+    def feed(self, data: bytes) -> bytes:
+        return self.blotter.feed(self.inner.feed(data))
+
+    def end(self) -> bytes:
+        return self.blotter.feed(self.inner.end()) + self.blotter.end()
 
 
 @dataclass(slots=True)

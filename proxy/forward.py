@@ -12,7 +12,7 @@ from proxy.connections import Response
 from proxy.dialects import OTHER
 from proxy.dialects.documents import parse
 from proxy.errors import NotServing, ProxyError, UnknownVersion, UpstreamUnreachable
-from proxy.exchange import Capturer, Exchange, Request
+from proxy.exchange import Blotting, Capturer, Exchange, Request
 from proxy.inference import Inference
 from proxy.limits import Limits
 from proxy.paths import find_route
@@ -23,6 +23,7 @@ from proxy.settings import ProxySettings
 from proxy.tags import read_tags
 from proxy.upstreams import Upstream, Upstreams
 from proxy.versions import Policy
+from storage.secrecy import Blotter
 from storage.states import CallOutcome
 from storage.types import (
     BASE,
@@ -237,6 +238,8 @@ class Forward:
         exchange.status = response.status
         exchange.first_byte_at = time.time()
         exchange.streams = (response.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
+        if response.status >= 400:
+            exchange.capturer = Blotting(exchange.capturer, Blotter(self._upstreams.secrets))
         whole = exchange.capturer.resizes and not exchange.streams
         if not whole:
             frame = capture.frame_length((response.header(_MARK) or b"").decode("latin-1")) or 0

@@ -44,13 +44,18 @@ def _read(path: Path) -> str:
     return path.read_text().strip() if path.exists() else ""
 
 
-def admin_key(settings: ProxySettings, say: Callable[[str], None]) -> str:
-    """The admin key: the setting, else the installation's own; where that is made now, it is said this once."""
+def admin_key(settings: ProxySettings, say: Callable[[str], None], *, shown: bool) -> str:
+    """The admin key: the setting, else the installation's own; where that is made now, it is said this once.
+
+    ``shown``: a person reads what is said; else only the file is named.
+    """
     if settings.admin_key is not None:
         return settings.admin_key.get_secret_value()
     key, made = keep(settings.data, ADMIN_KEY, "slip-")
     if made:
-        say(f"The admin key, shown this once and kept in {settings.data / ADMIN_KEY}: {key}")
+        path = settings.data / ADMIN_KEY
+        # What is no terminal is a log, which no key belongs into.
+        say(f"The admin key, shown this once and kept in {path}: {key}" if shown else f"The admin key lies in {path}")
     return key
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
 from proxy.capture import Exploration
-from storage.settings import Settings, Table
+from storage.settings import ADDRESS_MARKS, Settings, Table
 
 
 class SessionSettings(Table):
@@ -88,9 +88,9 @@ class ProxySettings(Settings):
     def _base_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for url in value:
             if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is not an http:// or https:// address")
+                raise ValueError("an address is wanted that begins with http:// or https://")
             # It is shown, recorded and logged as it stands.
-            if any(mark in url for mark in "@?#"):
+            if any(mark in url for mark in ADDRESS_MARKS):
                 raise ValueError(
                     "an address without user, password and query is wanted; vLLM's key is the setting upstream_api_key"
                 )

@@ -14,6 +14,7 @@ import orjson
 from proxy import capture
 from proxy.connections import KEEPALIVE_SECONDS, Connections, Field, Response, Unanswered
 from proxy.errors import NotServing, UpstreamFault, UpstreamUnreachable
+from storage.secrecy import Secrets
 from storage.types import BASE, VersionNumber, parse_version
 
 _CHECK = aiohttp.ClientTimeout(total=10, sock_connect=5)
@@ -66,6 +67,8 @@ class Upstreams:
 
     def __init__(self, urls: tuple[str, ...], secret: str, api_key: str | None, model: str | None) -> None:
         self._secret = secret
+        self.secrets = Secrets(secret, api_key)
+        """What vLLM is sent and nobody else may read."""
         self._model = model
         self._key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.all = tuple(Upstream(url) for url in urls)
@@ -133,6 +136,7 @@ class Upstreams:
                 upstream.url + "/v1/models",
                 headers={capture.HEADER: self.header(capture.new_nonce(), None)},
                 timeout=_CHECK,
+                allow_redirects=False,  # the secrets are for this address alone
             ) as response:
                 body = await response.read()
                 header = response.headers.get(capture.HEADER)
@@ -148,7 +152,7 @@ class Upstreams:
             return
         upstream.late_checks = 0
         if response.status != 200:
-            upstream.problem = f"GET /v1/models was answered with {response.status}: {_text(body)}"
+            upstream.problem = f"GET /v1/models was answered with {response.status}: {self._text(body)}"
             return
         upstream.plugin = capture.frame_length(header) is not None
         self._read_models(upstream, body, policy)
@@ -187,15 +191,19 @@ class Upstreams:
                 data=orjson.dumps(document),
                 headers={"Content-Type": "application/json", **mark},
                 timeout=_ASK,
+                allow_redirects=False,
             ) as response:
                 body = await response.read()
                 header = response.headers.get(capture.HEADER)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UpstreamFault(f"{path} at {upstream.url}: {_short(error)}") from error
         if response.status != 200:
-            text = f"{path} at {upstream.url} was answered with {response.status}: {_text(body)}"
+            text = f"{path} at {upstream.url} was answered with {response.status}: {self._text(body)}"
             raise UpstreamFault(text, response.status)
         return body[capture.frame_length(header) or 0 :]
+
+    def _text(self, body: bytes) -> str:
+        return self.secrets.blot(body)[:500].decode("utf-8", "replace")
 
     async def check_all(self, policy: str) -> None:
         for connections in self._connections.values():
@@ -205,7 +213,3 @@ class Upstreams:
 
 def _short(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-def _text(body: bytes) -> str:
-    return body[:500].decode("utf-8", "replace")

@@ -22,6 +22,9 @@ from storage.types import is_policy_name
 
 FILE = "slipstream.toml"
 
+ADDRESS_MARKS = "@?#"
+"""With what the parts of an address begin that may hold a password or a key."""
+
 UNREADABLE = (ValidationError, SettingsError, tomllib.TOMLDecodeError)
 """What settings raise that cannot be used; `explain` says it in words."""
 
@@ -97,7 +100,8 @@ def explain(error: Exception) -> str:
         name = ".".join(str(part) for part in problem["loc"])
         variable = "SLIPSTREAM_" + name.replace(".", "__").upper()
         found = repr(problem["input"])
-        # A key, or a password in an address, is not for a terminal or a log.
-        shown = "" if name.endswith("_key") or "@" in found else f"; found {found}"
+        # A key, or one in an address, is not for a terminal or a log.
+        secret = name.endswith("_key") or any(mark in found for mark in ADDRESS_MARKS)
+        shown = "" if secret else f"; found {found}"
         lines.append(f"setting {name} ({FILE} or {variable}): {problem['msg']}{shown}")
     return "\n".join(lines)

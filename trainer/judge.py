@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from storage.secrecy import Secrets
 from trainer.errors import JudgeRefused, JudgeSilent, JudgeUnreachable
 
 _TIMEOUT = httpx.Timeout(120.0, connect=10.0)
@@ -31,6 +32,7 @@ class Judge:
         self.name = model
         self.answers = 0
         """How many requests were answered, whatever with."""
+        self._secrets = Secrets(api_key)
         self._url = base_url.rstrip("/") + "/chat/completions"
         self._client = httpx.Client(timeout=_TIMEOUT, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
 
@@ -59,12 +61,12 @@ class Judge:
             ) from error
         status = response.status_code
         if status in _OF_THIS_GROUP:
-            raise JudgeRefused(f"the judge answered with {status}: {response.text[:300]}")
+            raise JudgeRefused(f"the judge answered with {status}: {self._said(response)}")
         if status in _OF_THIS_MOMENT or status >= 500:
-            raise JudgeSilent(f"the judge at {self._url} answered with {status}: {response.text[:300]}")
+            raise JudgeSilent(f"the judge at {self._url} answered with {status}: {self._said(response)}")
         if status != 200:
             raise JudgeUnreachable(
-                f"the judge at {self._url} answered with {status}: {response.text[:300]}; groups wait; "
+                f"the judge at {self._url} answered with {status}: {self._said(response)}; groups wait; "
                 f"check SLIPSTREAM_JUDGE_BASE_URL, _MODEL and _API_KEY"
             )
         self.answers += 1
@@ -73,10 +75,14 @@ class Judge:
             content = body["choices"][0]["message"].get("content")
             tokens = int((body.get("usage") or {}).get("total_tokens") or 0)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise JudgeRefused(f"the judge's answer is not a chat completion: {response.text[:300]}") from error
+            raise JudgeRefused(f"the judge's answer is not a chat completion: {self._said(response)}") from error
         # Half a surrogate pair can neither be kept nor sent back.
         text = content.encode("utf-8", "replace").decode() if isinstance(content, str) else ""
         return Reply(text.strip(), tokens)
+
+    def _said(self, response: httpx.Response) -> str:
+        """The first of an answer, without our key: some judges repeat it."""
+        return self._secrets.blot(response.text.encode("utf-8", "replace")).decode()[:300]
 
     def close(self) -> None:
         self._client.close()

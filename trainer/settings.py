@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
-from storage.settings import Settings, Table
+from storage.settings import ADDRESS_MARKS, Settings, Table
 from trainer.jobs import UpdateSettings
 
 
@@ -40,6 +40,16 @@ class TrainerSettings(Settings):
     group: GroupSettings = GroupSettings()
     trainer: LoopSettings = LoopSettings()
     train: UpdateSettings = UpdateSettings()
+
+    @field_validator("judge_base_url")
+    @classmethod
+    def _plain_address(cls, value: str | None) -> str | None:
+        # It is shown, recorded and logged as it stands.
+        if value is not None and any(mark in value for mark in ADDRESS_MARKS):
+            raise ValueError(
+                "an address without user, password and query is wanted; the judge's key is the setting judge_api_key"
+            )
+        return value
 
     @field_validator("upstream", mode="before")
     @classmethod

@@ -216,7 +216,7 @@ def test_a_wrong_command_line_is_refused(arguments: list[str], says: str, capsys
 def program(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run an agent as a user would."""
     command = [sys.executable, "-m", f"scripts.agents.{name}", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=240)
 
 
 def test_the_program_takes_endpoint_and_key_from_the_environment() -> None:

@@ -17,7 +17,8 @@ import pysqlite3
 from openai import OpenAI
 
 PROJECT = Path(__file__).parent.parent.parent
-_START_SECONDS = 300.0
+_START_SECONDS = 900.0
+_WAIT_SECONDS = 300.0
 
 
 def free_ports() -> int:
@@ -72,7 +73,7 @@ class Service:
         while time.monotonic() < deadline:
             assert self.process.poll() is None, f"serve ended:\n{log.read_text()}"
             try:
-                if httpx.get(f"{self.url}/ready").status_code == 200:
+                if httpx.get(f"{self.url}/ready", timeout=_WAIT_SECONDS).status_code == 200:
                     return
             except httpx.TransportError:
                 pass
@@ -81,7 +82,7 @@ class Service:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(60)
+        code = self.process.wait(_WAIT_SECONDS)
         self.judge.kill()
         self.judge.wait()
         return code
@@ -120,7 +121,7 @@ class Service:
 
     def wait_recorded(self, sessions: list[str]) -> None:
         """Until the sessions are in the database, and closed."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + _WAIT_SECONDS
         while time.monotonic() < deadline:
             closed = {row["session_id"] for row in self.rows("SELECT session_id FROM sessions WHERE state = 'closed'")}
             if closed.issuperset(sessions):

@@ -102,7 +102,7 @@ class FakeApp:
             reply = self._answer(received, mark)
             ordered = self.next_faults.pop(received.path, self.lasting_faults.get(received.path))
             fault = faults.Fault.read(ordered) if ordered else faults.asked_for(received)
-            await faults.write(faults.spoil(reply, fault, received.path), fault, mark, self.state.steps, scope, send)
+            await faults.write(faults.spoil(reply, fault, received), fault, mark, self.state.steps, scope, send)
         finally:
             self.state.running -= generates
 

@@ -25,8 +25,9 @@ call that an SDK repeats by itself (`x-stainless-retry-count`) meets no fault.
 | `no-done` | a stream ends without its last frame |
 | `empty` | a stream has no frame at all |
 | `bad-request`, `rate-limit:N` | 400 and 429 in vLLM's form, the second with `Retry-After: N` (7 without N) |
+| `echo:N` | an error of status N (500 without N) that repeats the request's headers and query |
 | `bad-gateway` | 502 with a page in HTML, chunked |
-| `redirect` | 307 to another host |
+| `redirect:P` | 307 to the same path on port P of this machine |
 | `split:N` | the bytes (the capture's, too) are written N at a time, in the middle of characters, too |
 | `huge` | a frame of three million bytes before the others; a plain body of that size |
 | `quote:N` | an answer that quotes `data: [DONE]` and a capture's frame, before the others; then as `stall:N` |
@@ -65,7 +66,7 @@ CONNECTION = "fake.connection"
 """The scope's extension that holds the connection; see `server.Protocol`."""
 
 HUGE = 3_000_000
-_FOREVER = 120.0
+_FOREVER = 600.0
 _LINGER_SECONDS = 0.3
 _MOMENT = 0.03
 _STEP_SECONDS = 0.001
@@ -126,9 +127,14 @@ def asked_for(received: Received) -> Fault:
     return Fault.read(text) if isinstance(text, str) else NO_FAULT
 
 
-def spoil(reply: Reply, fault: Fault, path: str) -> Reply:
+def spoil(reply: Reply, fault: Fault, received: Received) -> Reply:
     """The response with the fault's content; what concerns time and connection is `write`'s."""
+    path = received.path
     match fault.name:
+        case "echo":
+            request = [b"?" + received.query, *(name + b": " + value for name, value in received.headers)]
+            told = b"\n".join(request).decode("latin-1")
+            return _error(path, int(fault.number or 500), "InternalServerError", f"the request was {told}")
         case "bad-request":
             return _error(path, 400, "BadRequestError", "max_tokens must be at least 1, got -1.")
         case "rate-limit":
@@ -137,7 +143,9 @@ def spoil(reply: Reply, fault: Fault, path: str) -> Reply:
         case "bad-gateway":
             return Reply(502, (_PAGE, _PAGE), b"text/html", headers=(_CHUNKED,))
         case "redirect":
-            return Reply(307, (b"",), None, headers=((b"location", b"http://elsewhere.invalid/v1"),))
+            return Reply(
+                307, (b"",), None, headers=((b"location", b"http://127.0.0.1:%d%b" % (fault.number, path.encode())),)
+            )
         case "cookies":
             return replace(reply, headers=((b"set-cookie", b"a=1; Path=/"), (b"set-cookie", b"b=2; Path=/")))
         case "huge" if reply.content_type == b"application/json":

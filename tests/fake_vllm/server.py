@@ -20,7 +20,7 @@ from tests.fake_vllm.app import FakeApp
 from tests.fake_vllm.faults import CONNECTION
 from tests.fake_vllm.state import Received, State
 
-_START_SECONDS = 10.0
+_START_SECONDS = 60.0
 SECRET = "the-secret-of-proxy-and-plugin"
 
 

@@ -32,7 +32,7 @@ class RawResponse:
 
 def connect(url: str) -> socket.socket:
     parts = urlsplit(url)
-    connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30)
+    connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 

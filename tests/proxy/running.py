@@ -27,6 +27,13 @@ from tests.fake_vllm.server import Serving
 PROJECT = Path(__file__).parents[2]
 ADMIN_KEY = "the-admin-key"
 CHAT = "/v1/chat/completions"
+DIALECTS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hello"}]},
+    "/v1/completions": {"prompt": "hello"},
+    "/v1/responses": {"input": "hello"},
+    "/v1/messages": {"max_tokens": 200, "messages": [{"role": "user", "content": "hello"}]},
+}
+"""The recorded dialects: by path what a small request holds beside its model."""
 _JSON = {"content-type": "application/json"}
 
 STATED: dict[str, Any] = {
@@ -43,7 +50,7 @@ STATED: dict[str, Any] = {
 T = TypeVar("T")
 
 
-def until(find: Callable[[], T | None], seconds: float = 8.0) -> T:
+def until(find: Callable[[], T | None], seconds: float = 60.0) -> T:
     """Ask ``find`` until it gives something true; what it gave last is in the failure."""
     deadline = time.monotonic() + seconds
     while True:
@@ -112,7 +119,7 @@ class RunningProxy:
         self.app = App(self.settings, step_seconds=0.1)
         self.serving = Serving(wrap(self.app))
         self.serving.start()
-        self.client = httpx.Client(base_url=self.serving.url, timeout=20, headers=_JSON)
+        self.client = httpx.Client(base_url=self.serving.url, timeout=60, headers=_JSON)
 
     @property
     def url(self) -> str:
@@ -165,11 +172,11 @@ class ProxyProcess:
             stdout=self._log,
             stderr=self._log,
         )
-        self.client = httpx.Client(base_url=self.url, timeout=20, headers=_JSON)
+        self.client = httpx.Client(base_url=self.url, timeout=60, headers=_JSON)
 
     def wait(self) -> None:
         """Until it answers."""
-        until(self._answers, 30)
+        until(self._answers, 120)
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()

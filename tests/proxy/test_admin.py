@@ -53,12 +53,16 @@ def test_other_paths_do_not_reach_vllm(proxy: RunningProxy, path: str) -> None:
 def test_secrets_are_made_once_and_kept_from_others(tmp_path: Path) -> None:
     said: list[str] = []
     settings = ProxySettings(data=tmp_path / "data", admin_key=None)
-    key = secrets.admin_key(settings, said.append)
+    key = secrets.admin_key(settings, said.append, shown=True)
     assert key.startswith("slip-")
     assert len(said) == 1
     assert key in said[0]
-    assert secrets.admin_key(settings, said.append) == key
+    assert secrets.admin_key(settings, said.append, shown=True) == key
     assert len(said) == 1
+    other = ProxySettings(data=tmp_path / "other", admin_key=None)
+    hidden = secrets.admin_key(other, said.append, shown=False)
+    assert said[1:] == [f"The admin key lies in {tmp_path / 'other' / 'admin.key'}"], "a log is told no key"
+    assert hidden == (tmp_path / "other" / "admin.key").read_text().strip()
     plugin = secrets.plugin_secret(tmp_path / "data")
     assert plugin != key
     for name in (secrets.ADMIN_KEY, secrets.PLUGIN_SECRET):
@@ -267,7 +271,7 @@ def test_train_with_wait_answers_when_the_version_does(start_proxy: StartProxy) 
         runs.create(db, request)
         runs.reserve_version(db, RunId(request.id), BASE, {}, time.time())
         runs.end(db, request.id, RunState.SUCCEEDED, None, {"loss": 0.5}, time.time())
-    waiting.join(10)
+    waiting.join(60)
     (answer,) = answers
     assert answer.status_code == 200
     assert (answer.json()["state"], answer.json()["version"], answer.json()["metrics"]) == (

@@ -47,11 +47,11 @@ def begun(fake: FakeVllm, number: int) -> bool:
 
 
 def test_calls_under_way_end_and_the_rest_is_marked(own_fake: FakeVllm, start: StartProcess) -> None:
-    proxy = start(4)
+    proxy = start(10)
     with raw.connect(proxy.url) as plain, raw.connect(proxy.url) as stuck, raw.connect(proxy.url) as silent:
         raw.send(plain, CHAT, request("plain"), tags("plain", "slow:1.5", x_session_end="true"))
         raw.send(stuck, CHAT, request("stuck", stream=True), tags("stuck", "stall:2"))
-        raw.send(silent, CHAT, request("silent"), tags("silent", "slow:30"))
+        raw.send(silent, CHAT, request("silent"), tags("silent", "slow:600"))
         raw.read_until(stuck, b"base-mo")
         until(lambda: begun(own_fake, 3))
         proxy.process.send_signal(signal.SIGTERM)
@@ -59,11 +59,11 @@ def test_calls_under_way_end_and_the_rest_is_marked(own_fake: FakeVllm, start: S
         answer = raw.parse(raw.read_all(plain))
         assert (answer.status, answer.whole) == (200, True)
         assert proxy.process.poll() is None, "the other calls still have their time"
-        stuck.settimeout(20)
+        stuck.settimeout(60)
         assert not raw.parse(b"HTTP/1.1 200 OK\r\n\r\n" + raw.read_all(stuck)).whole
-        silent.settimeout(20)
+        silent.settimeout(60)
         assert raw.parse(raw.read_all(silent)).status in (0, 500, 503)
-    assert proxy.process.wait(20) == -signal.SIGTERM
+    assert proxy.process.wait(60) == -signal.SIGTERM
     recorded = Recorded(proxy.data)
     (call,) = recorded.calls("plain")
     assert (call.outcome, call.not_trainable) == (CallOutcome.COMPLETE, None)
@@ -84,7 +84,7 @@ def test_a_second_signal_ends_it_at_once(own_fake: FakeVllm, start: StartProcess
         until(lambda: refused(proxy))
         assert proxy.process.poll() is None
         proxy.process.send_signal(signal.SIGINT)
-        assert proxy.process.wait(10) == 128 + signal.SIGINT
+        assert proxy.process.wait(60) == 128 + signal.SIGINT
     again = start(0)
     recorded = Recorded(again.data)
     (call,) = recorded.calls("stuck")
@@ -96,7 +96,7 @@ def test_without_calls_it_ends_at_once(start: StartProcess) -> None:
     proxy = start(600)
     with socket.create_connection(("127.0.0.1", proxy.client.base_url.port or 0)):
         proxy.process.send_signal(signal.SIGTERM)
-        assert proxy.process.wait(20) == -signal.SIGTERM
+        assert proxy.process.wait(60) == -signal.SIGTERM
 
 
 def test_it_is_not_ready_while_it_drains(start_proxy: StartProxy) -> None:

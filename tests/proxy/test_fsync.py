@@ -37,7 +37,7 @@ class Disk:
         path = Path(f"/proc/self/fd/{file}").readlink()
         size = os.fstat(file).st_size
         self.asked.release()
-        assert self.confirms.wait(20)
+        assert self.confirms.wait(60)
         if self.fails:
             raise OSError(5, "Input/output error")
         if path.is_dir():
@@ -75,7 +75,7 @@ def test_the_last_byte_leaves_after_the_disk_has_confirmed(
     with raw.connect(durable.url) as connection:
         headers = {"connection": "close", **tags("s", fault)}
         raw.send(connection, CHAT, request(stream=stream), headers)
-        assert disk.asked.acquire(timeout=20)
+        assert disk.asked.acquire(timeout=60)
         # Whatever has arrived by now, it is not everything.
         connection.settimeout(0.3)
         early = b""
@@ -87,7 +87,7 @@ def test_the_last_byte_leaves_after_the_disk_has_confirmed(
         assert not raw.parse(early).whole
         assert b"data: [DONE]" not in early
         disk.confirms.set()
-        connection.settimeout(20)
+        connection.settimeout(60)
         assert raw.parse(early + raw.read_all(connection)).whole
     assert disk.holds(Kind.END) == 1
     assert disk.folders == ["journal", "data"], "the new segment's name, too"
@@ -138,7 +138,7 @@ async def test_one_sync_is_for_all_that_wait(tmp_path: Path) -> None:
     disk.confirms.clear()
     recorder.append((Kind.PIECE, "0" * 32))
     first = asyncio.create_task(recorder.settle())
-    assert await asyncio.to_thread(disk.asked.acquire, timeout=20)
+    assert await asyncio.to_thread(disk.asked.acquire, timeout=60)
     later = []
     for _ in range(50):
         recorder.append((Kind.PIECE, "0" * 32))  # goes on while the disk works
@@ -148,7 +148,7 @@ async def test_one_sync_is_for_all_that_wait(tmp_path: Path) -> None:
     gone.cancel()
     assert not first.done()
     disk.confirms.set()
-    await asyncio.wait_for(asyncio.gather(first, *later), 20)
+    await asyncio.wait_for(asyncio.gather(first, *later), 60)
     assert disk.holds(Kind.PIECE) == 51
     syncs = 4  # segment, its folder, that one's folder; and once more the segment, for the fifty
     assert disk.asked.acquire(blocking=False)

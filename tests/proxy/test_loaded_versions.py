@@ -14,6 +14,25 @@ from tests.proxy.conftest import StartProxy
 from tests.proxy.running import Recorded, answerer, tags, until
 
 
+class Clock:
+    """The time of the versions: it passes when the test says so."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._asked = 0
+        self.time = time.time
+
+    def monotonic(self) -> float:
+        self._asked += 1
+        return self._now
+
+    def pass_by(self, seconds: float) -> None:
+        """Returns when the versions have been looked after with the new time."""
+        self._now += seconds
+        asked = self._asked
+        until(lambda: self._asked >= asked + 2)
+
+
 def test_old_versions_leave_vllm_unless_a_session_needs_them(
     own_fake: FakeVllm, start_proxy: StartProxy, trainer: Trainer
 ) -> None:
@@ -68,7 +87,8 @@ def test_a_parent_that_a_probe_needed_leaves_vllm_again(
 def test_a_retired_version_that_is_named_is_loaded_for_a_while(
     own_fake: FakeVllm, start_proxy: StartProxy, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "_WANTED_SECONDS", 1.0)
+    clock = Clock()
+    monkeypatch.setattr(versions, "time", clock)
     proxy = start_proxy()
     for number in (1, 2, 3):
         trainer.train(number, parent=number - 1)
@@ -76,7 +96,8 @@ def test_a_retired_version_that_is_named_is_loaded_for_a_while(
     until(lambda: sorted(own_fake.state.adapters) == ["policy@2", "policy@3"])
     until(lambda: answerer(proxy, "policy@1") == ("policy@1", "policy@1"))
     # Each call that names it begins the while anew.
-    for _ in range(6):
-        time.sleep(0.3)
+    for _ in range(3):
+        clock.pass_by(200)
         assert answerer(proxy, "policy@1") == ("policy@1", "policy@1")
+    clock.pass_by(301)
     until(lambda: sorted(own_fake.state.adapters) == ["policy@2", "policy@3"])

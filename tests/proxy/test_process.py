@@ -71,7 +71,7 @@ def test_a_full_disk_stops_recording_and_no_agent(process: ProxyProcess) -> None
 def test_a_second_proxy_on_the_data_folder_does_not_start(vllm: FakeVllm, process: ProxyProcess) -> None:
     second = ProxyProcess(process.data, vllm.url, vllm.secret or "")
     try:
-        assert second.process.wait(30) == 3
+        assert second.process.wait(120) == 3
         said = second.log.read_text()
         assert f"another proxy works on the data folder {process.data}: stop that one, or give this one a" in said
         assert "Traceback" not in said

@@ -48,7 +48,7 @@ def test_a_call_that_was_not_finished_is_superseded(
 ) -> None:
     body = request("tell me", stream=True)
     _leave(proxy, fake, body, "stall:2", sid, finished=False)
-    assert fake.calls()[0].cancelled.wait(10)
+    assert fake.calls()[0].cancelled.wait(60)
     assert raw.ask(proxy.url, CHAT, body, tags(sid) | AGAIN).status == 200
     first, second = recorded.calls(sid, 2)
     assert (first.outcome, first.not_trainable) == (

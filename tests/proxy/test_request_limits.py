@@ -17,7 +17,7 @@ from storage.types import Owner
 from tests.fake_vllm import FakeVllm
 from tests.proxy import raw
 from tests.proxy.conftest import StartProxy
-from tests.proxy.running import ADMIN_KEY, CHAT, RunningProxy, request, tags, until
+from tests.proxy.running import ADMIN_KEY, CHAT, DIALECTS, RunningProxy, request, tags, until
 
 LIMITS = Limits(LimitSettings(body=1, n=128, calls=2))
 
@@ -143,19 +143,27 @@ def test_calls_under_way_of_one_key_have_a_limit(start_proxy: StartProxy, own_fa
     ann, bob = ({"authorization": f"Bearer {key}"} for key in keys)
     held = [raw.connect(proxy.url) for _ in range(2)]
     for connection in held:
-        raw.send(connection, CHAT, request(), {**tags("s", "slow:5"), **ann})
+        raw.send(connection, CHAT, request(), {**tags("s", "slow:600"), **ann})
     until(lambda: len(own_fake.calls()) == 2)
-    refused = proxy.chat(headers=ann)
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    assert refused.json()["error"]["message"].startswith("2 calls of this client key are under way, as many as it may")
+    text = (
+        "2 calls of this client key are under way, as many as it may have ([limit] calls): "
+        "repeat this one when another has ended"
+    )
+    openai = {"error": {"message": text, "type": "rate_limit_error", "param": None, "code": 429}}
+    anthropic = {"type": "error", "error": {"type": "rate_limit_error", "message": text}}
+    seen = len(own_fake.requests)
+    for path, body in DIALECTS.items():
+        refused = proxy.client.post(path, json={"model": "agent", **body}, headers=ann)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json() == (anthropic if "messages" in path else openai)
+    assert {request.path for request in own_fake.requests[seen:]} <= {"/v1/models"}, "vLLM sees none of them"
     assert proxy.chat(headers=bob).status_code == 200, "another key has a count of its own"
     # A client that leaves gives its place back, as a call that ends does.
     held[0].close()
     until(lambda: proxy.chat(headers=ann).status_code == 200)
-    raw.read_until(held[1], b"200")
-    held[1].close()
     for _ in range(5):
         assert proxy.chat(headers=ann).status_code == 200
+    held[1].close()
 
 
 def test_a_place_is_given_back_however_a_call_ends() -> None:

@@ -34,7 +34,7 @@ class Agent:
     """Of each call its id and its session."""
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=self.url, timeout=20)
+        self.client = httpx.Client(base_url=self.url, timeout=60)
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
         self.messages.append({"role": "user", "content": self.task})
 
@@ -74,7 +74,7 @@ class Agent:
     def move(self, url: str) -> None:
         """A new connection, to another address."""
         self.client.close()
-        self.client = httpx.Client(base_url=url, timeout=20)
+        self.client = httpx.Client(base_url=url, timeout=60)
 
     def sessions(self) -> set[str]:
         return {session for _, session in self.calls}

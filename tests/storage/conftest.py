@@ -2,14 +2,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from storage.database import Database
 from tests.storage.recorded import Recorded
-
-# A loaded machine is slow, which is no fault of the code.
-settings.register_profile("slipstream", deadline=None, max_examples=60)
-settings.load_profile("slipstream")
 
 
 @pytest.fixture

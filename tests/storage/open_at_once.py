@@ -15,7 +15,7 @@ gate, answers = forks.Barrier(3), forks.SimpleQueue()
 
 def open_all(folder: Path) -> None:
     for number in range(30):
-        gate.wait(20)
+        gate.wait(60)
         db = Database(folder / str(number))
         answers.put(db.number("SELECT count(*) FROM journal_position"))
         db.close()

@@ -295,10 +295,7 @@ def test_the_thread_takes_everything_in_and_stops(recorded: Recorded) -> None:
     recorded.ingestion.start()
     for number in range(50):
         recorded.call(call_start(f"s{number % 5}"), f"call {number}")
-    deadline = time.monotonic() + 10
-    while len(recorded.outcomes()) < 50 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(recorded.outcomes()) == 50
+    eventually(lambda: len(recorded.outcomes()) == 50)
     last = recorded.call(call_start("s"), "just before the end")
     recorded.ingestion.stop()
     assert last.id in recorded.outcomes()
@@ -310,23 +307,17 @@ def test_the_thread_survives_a_lost_journal(recorded: Recorded) -> None:
     moved = recorded.folder / "journal-away"
     (recorded.folder / "journal").rename(moved)
     recorded.writer.append((Kind.PIECE, "0" * 32, b"a call that nobody knows"))
-    deadline = time.monotonic() + 10
-    while recorded.ingestion.problem is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert "No such file" in (recorded.ingestion.problem or "")
+    eventually(lambda: "No such file" in (recorded.ingestion.problem or ""))
     moved.rename(recorded.folder / "journal")
     last = recorded.call(call_start("s"), "hello")
-    deadline = time.monotonic() + 10
-    while not recorded.outcomes() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert recorded.outcomes() == {last.id: "complete"}
+    eventually(lambda: recorded.outcomes() == {last.id: "complete"})
     recorded.ingestion.stop()
 
 
 def eventually(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not true():
-        assert time.monotonic() < deadline, "it did not come to pass in 10 s"
+        assert time.monotonic() < deadline, "it did not come to pass in 60 s"
         time.sleep(0.01)
 
 
@@ -348,6 +339,12 @@ def test_the_thread_survives_whatever_the_database_raises(recorded: Recorded, mo
     recorded.ingestion.stop()
 
 
+def checkpointed(recorded: Recorded) -> bool:
+    """Whether all of the WAL is in the database file."""
+    row = recorded.db.first("PRAGMA wal_checkpoint(NOOP)")
+    return row is not None and bool(row[1] == row[2])
+
+
 def test_heartbeats_do_not_lengthen_the_wal_for_ever(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call comes; the trainer, which never checkpoints, beats."""
     recorded.ingestion._upkeep._checkpoint_at = 0
@@ -360,7 +357,7 @@ def test_heartbeats_do_not_lengthen_the_wal_for_ever(recorded: Recorded, monkeyp
         for number in range(100):
             coordination.beat(recorded.db, number, number + 1)
         sizes.append(wal.stat().st_size)
-        time.sleep(0.25)  # a checkpoint
+        eventually(lambda: checkpointed(recorded))
     assert sizes[-1] < sizes[0] + 200 * 4096, "each beat is a page at least"
     recorded.ingestion.stop()
 

@@ -80,6 +80,36 @@ def test_a_bad_value_is_one_clear_line(
     assert line.endswith(f"found {found}")
 
 
+_KEYS = [
+    ("SLIPSTREAM_UPSTREAM", "https://u:k3y-k3y@host", "without user, password and query is wanted"),
+    ("SLIPSTREAM_UPSTREAM", "https://host/?api_key=k3y-k3y", "without user, password and query is wanted"),
+    ("SLIPSTREAM_UPSTREAM", "ftp://u:k3y-k3y@host", "begins with http:// or https://"),
+    ("SLIPSTREAM_JUDGE_BASE_URL", "https://u:k3y-k3y@host/v1", "without user, password and query is wanted"),
+    ("SLIPSTREAM_JUDGE_BASE_URL", "https://host/v1?key=k3y-k3y", "without user, password and query is wanted"),
+    ("SLIPSTREAM_PORT", "http://u:k3y-k3y@host", "valid integer"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value", "expected"), _KEYS)
+def test_a_key_in_a_bad_value_is_not_shown(
+    variable: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValidationError) as caught:
+        (TrainerSettings if "JUDGE" in variable else ProxySettings)()
+    said = explain(caught.value)
+    assert expected in said
+    assert "k3y-k3y" not in said
+
+
+def test_a_key_that_is_no_text_is_not_shown() -> None:
+    toml("admin_key = 123454321\n")
+    with pytest.raises(ValidationError) as caught:
+        ProxySettings()
+    assert "setting admin_key" in explain(caught.value)
+    assert "123454321" not in explain(caught.value)
+
+
 def test_an_unknown_name_in_a_table_is_refused() -> None:
     toml("[group]\nsice = 4\n")
     with pytest.raises(ValidationError) as caught:

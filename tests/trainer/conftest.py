@@ -5,16 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
 
 from tests.trainer.loopback import FakeModels, loopback
 
 if TYPE_CHECKING:
     from tests.trainer.workshop import Workshop
-
-# A loaded machine is slow, which is no fault of the code.
-settings.register_profile("slipstream", deadline=None, max_examples=60)
-settings.load_profile("slipstream")
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,14 @@ def test_what_needs_a_person_lets_all_groups_wait(fake: FakeJudge, status: int) 
         ask(fake, (status, "no, sorry"))
 
 
+@pytest.mark.parametrize("status", [200, 400, 401, 500])
+def test_a_judge_that_repeats_our_key_does_not_make_it_readable(fake: FakeJudge, status: int) -> None:
+    with pytest.raises((JudgeUnreachable, JudgeRefused, JudgeSilent)) as told:
+        ask(fake, (status, "wrong: Bearer sk-of-the-judge"), key="sk-of-the-judge")
+    assert "wrong: Bearer ***" in str(told.value)
+    assert "sk-of" not in str(told.value)
+
+
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 529])
 def test_what_passes_lets_the_group_wait(fake: FakeJudge, status: int) -> None:
     with pytest.raises(JudgeSilent, match=f"answered with {status}: no, sorry"):
@@ -136,7 +144,7 @@ def test_an_address_that_is_none(url: str) -> None:
 def test_a_judge_that_hangs_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         judge = Judge(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "judge-1", None)
-        listening.settimeout(10)
+        listening.settimeout(60)
 
         def hang_up() -> None:
             connection, _ = listening.accept()

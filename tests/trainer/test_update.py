@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -241,14 +242,15 @@ def test_reasons_are_words(error: Exception, words: str) -> None:
 
 
 def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
-    """While it imports its libraries it does not read its input, so only the watch can notice."""
+    """Its input stays open here, so that only the watch can notice, as while it imports its libraries."""
     start = (
         "import subprocess, sys, time; "
-        "child = subprocess.Popen([sys.executable, '-m', 'trainer.update'], stdin=subprocess.PIPE, "
+        "child = subprocess.Popen([sys.executable, '-m', 'trainer.update'], "
         "stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL); "
         "print(child.pid, flush=True); time.sleep(60)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, cwd=tmp_path)
+    given, kept = os.pipe()
+    parent = subprocess.Popen([sys.executable, "-c", start], stdin=given, stdout=subprocess.PIPE, cwd=tmp_path)
     assert parent.stdout is not None
     status = Path("/proc") / parent.stdout.readline().decode().strip() / "stat"
     time.sleep(1)
@@ -256,7 +258,9 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + 60
     while status.exists() and status.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    os.close(given)
+    os.close(kept)

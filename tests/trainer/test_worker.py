@@ -135,9 +135,9 @@ def test_close_ends_a_job_under_way(worker: UpdateWorker, job: Any) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert started.wait(20)
+    assert started.wait(60)
     worker.close()
-    thread.join(10)
+    thread.join(60)
     assert reasons == ["the update worker was closed during the job"]
 
 
