@@ -6,8 +6,66 @@ import os
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy.app import App
+from proxy.errors import HeadersTooLarge
+from proxy.limits import HEADER_BYTES
+
+_HEAD_BYTES = 4 * HEADER_BYTES
+"""Of a request's head as it comes: headers up to their limit, what separates them, and the target."""
+
+_PIPELINED = 100
+"""Requests of one connection that wait for the response to an earlier one."""
+
+
+class Protocol(HttpToolsProtocol):
+    """HTTP from agents.
+
+    What is kept until more comes is bounded: a head without an end would fill the memory, and hold up every
+    agent while it is put together. What comes behind a chunked body (trailers) is no header: nobody has checked it.
+    """
+
+    _gathered = 0
+    """Bytes that came since the parser last had something whole."""
+    _head_came = False
+
+    def data_received(self, data: bytes) -> None:
+        self._gathered += len(data)
+        super().data_received(data)
+        if self._gathered > _HEAD_BYTES and not self.transport.is_closing():
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        self._head_came = False
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._head_came:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._gathered, self._head_came = 0, True
+        super().on_headers_complete()
+        if len(self.pipeline) > _PIPELINED:
+            self.transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        self._gathered = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._gathered = 0
+        super().on_message_complete()
+
+    def _refuse(self) -> None:
+        """Close the connection; say why where no response is under way."""
+        if self.cycle is None or self.cycle.response_complete:
+            error = HeadersTooLarge(f"the head of the request is longer than {_HEAD_BYTES} bytes")
+            head = "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+            head += f"content-length: {len(error.body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + error.body)
+        self.transport.close()
 
 
 class Server(uvicorn.Server):
@@ -26,7 +84,7 @@ class Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 loop="uvloop",
-                http="httptools",
+                http=Protocol,
                 ws="none",
                 lifespan="on",
                 access_log=False,

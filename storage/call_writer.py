@@ -13,7 +13,7 @@ from storage import bodies, deltas, tokens
 from storage.calls import Message, Reading
 from storage.database import Database, Row
 from storage.states import CallOutcome
-from storage.text import dumps
+from storage.text import dumps, storable
 from storage.types import CallEnd, CallStart, SessionKey
 
 _REMEMBERED_BYTES = 256 * 1024 * 1024
@@ -123,7 +123,7 @@ class CallWriter:
             input=shown.decode(),
             output=output.decode(),
             tools=new_tools.decode() or None,
-            response_id=reading.response_id,
+            response_id=storable(reading.response_id) if reading.response_id else None,
             depth=depth,
             request=request,
             response=deltas.encode(call.response, None, output),
@@ -173,7 +173,7 @@ class CallWriter:
     def _issuer(self, session: SessionKey, response_id: str) -> Row | None:
         return self._db.first(
             "SELECT seq, output FROM calls WHERE response_id = ? AND session = ? ORDER BY seq DESC",
-            (response_id, session),
+            (storable(response_id), session),
         )
 
     def _remember(self, session: SessionKey, calls: list[_Remembered]) -> None:

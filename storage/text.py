@@ -19,6 +19,11 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
         return orjson.dumps(_plain(value, _DEPTH), option=option)
 
 
+def storable(text: str) -> str:
+    """``text`` as SQLite can hold it: a lone surrogate becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def _plain(value: Any, depth: int) -> Any:
     if depth == 0:
         return "(nested too deeply)"
@@ -27,7 +32,7 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item, depth - 1) for item in value]
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return storable(value)
     if isinstance(value, int) and not isinstance(value, bool) and not -_INTEGERS <= value < 2 * _INTEGERS:
         return str(value)
     return value

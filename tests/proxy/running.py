@@ -16,6 +16,7 @@ import httpx
 import orjson
 
 from proxy.app import App
+from proxy.server import Protocol
 from proxy.settings import ProxySettings, SessionSettings
 from storage import calls, sessions
 from storage.database import Database
@@ -117,7 +118,7 @@ class RunningProxy:
         given = {"data": data, "upstream": upstream, "session": session, "upstream_api_key": None}
         self.settings = ProxySettings.model_validate({**defaults, **given, **settings})
         self.app = App(self.settings, step_seconds=0.1)
-        self.serving = Serving(wrap(self.app))
+        self.serving = Serving(wrap(self.app), Protocol)
         self.serving.start()
         self.client = httpx.Client(base_url=self.serving.url, timeout=60, headers=_JSON)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import sys
 from typing import Any
 
 import pytest
@@ -19,6 +22,8 @@ from tests.proxy import raw
 from tests.proxy.conftest import StartProxy
 from tests.proxy.running import ADMIN_KEY, CHAT, DIALECTS, RunningProxy, request, tags, until
 
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n"
+CHUNKED += b"content-type: application/json\r\n\r\n"
 LIMITS = Limits(LimitSettings(body=1, n=128, calls=2))
 
 
@@ -204,3 +209,76 @@ def test_bytes_of_any_kind_are_looked_at_without_harm(body: bytes) -> None:
 def _depth(value: Any) -> int:
     items = list(value.values()) if isinstance(value, dict) else value
     return 1 + max(map(_depth, items), default=0) if isinstance(value, dict | list) else 0
+
+
+ENDLESS = {
+    "target": (b"POST /v1/chat/completions?", b"a" * 1000),
+    "name of a header": (b"POST /v1/chat/completions HTTP/1.1\r\n", b"a" * 1000),
+    "value of a header": (b"POST /v1/chat/completions HTTP/1.1\r\nx-a: ", b"a" * 1000),
+    "headers": (b"POST /v1/chat/completions HTTP/1.1\r\n", b"x-a: 1\r\n" * 100),
+    "lines before a request": (b"", b"\r\n" * 500),
+    "chunk extension": (CHUNKED + b"2;", b"a" * 1000),
+    "trailers": (CHUNKED + b"2\r\n{}\r\n0\r\n", b"x-a: 1\r\n" * 100),
+}
+
+
+def push(connection: socket.socket, data: bytes, times: int) -> None:
+    for _ in range(times):
+        connection.sendall(data)
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_has_no_end_is_cut_off_before_it_fills_the_memory(proxy: RunningProxy, fake: FakeVllm, name: str) -> None:
+    first, more = ENDLESS[name]
+    with raw.connect(proxy.url) as connection:
+        connection.settimeout(30)
+        connection.sendall(first)
+        with pytest.raises(ConnectionError):
+            push(connection, more, 50_000)  # 50 MB
+    assert fake.calls() == []
+    assert proxy.chat().status_code == 200
+
+
+def test_a_head_that_is_too_long_is_told(proxy: RunningProxy) -> None:
+    with raw.connect(proxy.url) as connection:
+        connection.sendall(b"GET /v1/models?" + b"a" * 5 * HEADER_BYTES)
+        answer = raw.parse(raw.read_all(connection))
+    assert (answer.status, answer.whole) == (431, True)
+    assert b"the head of the request is longer than 262144 bytes" in answer.body
+
+
+def test_trailers_are_no_headers(proxy: RunningProxy, fake: FakeVllm) -> None:
+    body = request()
+    with raw.connect(proxy.url) as connection:
+        connection.sendall(CHUNKED + b"%x\r\n%b\r\n0\r\nx-session-id: sly\r\nx-sly: 1\r\n\r\n" % (len(body), body))
+        head = raw.read_until(connection, b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"sly" not in head
+    assert fake.calls()[-1].header("x-sly") is None
+
+
+def test_a_client_that_asks_on_and_on_without_reading_is_cut_off(proxy: RunningProxy) -> None:
+    with raw.connect(proxy.url) as connection:
+        connection.settimeout(30)
+        with pytest.raises(ConnectionError):
+            push(connection, b"GET /v1/models HTTP/1.1\r\nhost: here\r\n\r\n" * 1000, 10_000)
+    assert proxy.chat().status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"[" * 50_000_000, b"[" + b"[]," * 8_000_000])
+def test_brackets_are_not_counted_one_by_one(body: bytes) -> None:
+    """By the trace of the lines that run, for no clock is the same everywhere."""
+    lines = 0
+
+    def count(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    sys.settrace(count)
+    try:
+        with contextlib.suppress(BadRequest):
+            LIMITS.check_request(body, None)
+    finally:
+        sys.settrace(None)
+    assert lines < 10_000

@@ -46,6 +46,19 @@ def transcripts(kept: Recorded) -> list[list[Message]]:
     return [calls.transcript(kept.db, seq)[0] for seq in seqs(kept)]
 
 
+def test_a_name_that_is_no_utf8_names_nothing_and_refuses_nothing(kept: Recorded) -> None:
+    named = b'{"id": "resp_\\ud800", "output": []}'
+    asked = b'{"input": "q", "previous_response_id": "resp_\\udfff"}'
+    start = replace(call_start("s"), dialect="responses")
+    kept.start(start, asked)
+    kept.piece(start, named)
+    kept.finish(start)
+    kept.take_in()
+    assert kept.ingestion.refused == 0
+    (seq,) = seqs(kept)
+    assert (calls.body(kept.db, seq), calls.body(kept.db, seq, "response")) == (asked, named)
+
+
 @pytest.mark.parametrize("restart", [False, True], ids=["one process", "restarted"])
 def test_a_response_continues_the_one_that_it_names(kept: Recorded, restart: bool) -> None:
     respond(kept, 1, instructions="Be brief.")
