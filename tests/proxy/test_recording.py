@@ -12,7 +12,7 @@ from storage.states import CallOutcome
 from tests.fake_vllm import FakeVllm
 from tests.proxy import raw
 from tests.proxy.conftest import StartProxy
-from tests.proxy.running import CHAT, Recorded, RunningProxy, assert_exact, request, tags, until
+from tests.proxy.running import CHAT, Recorded, RunningProxy, assert_exact, request, tags
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
@@ -103,24 +103,6 @@ def test_a_wrong_model_is_vllms_404_and_recorded(proxy: RunningProxy, recorded: 
     assert "x-policy-version" not in answer.headers
 
 
-@pytest.mark.parametrize("moment", ["before the first byte", "in the stream"])
-def test_a_client_that_leaves_cancels_vllm(
-    fake: FakeVllm, proxy: RunningProxy, recorded: Recorded, moment: str, sid: str
-) -> None:
-    fault = "slow:600" if moment == "before the first byte" else "stall:2"
-    with raw.connect(proxy.url) as connection:
-        raw.send(connection, CHAT, request(stream=True), tags(sid, fault))
-        until(fake.calls)
-        if moment == "in the stream":
-            raw.read_until(connection, b'"content":"base-mo"')
-    assert fake.calls()[0].cancelled.wait(60)
-    (call,) = recorded.calls(sid)
-    assert call.outcome is CallOutcome.CLIENT_GONE
-    assert call.not_trainable == "the client left before the end of the response"
-    assert (b"base-mo" in recorded.row(call.seq)["response"]) == (moment == "in the stream")
-    assert proxy.chat().status_code == 200
-
-
 def test_a_client_that_leaves_when_all_is_said_takes_nothing_away(
     fake: FakeVllm, proxy: RunningProxy, recorded: Recorded, sid: str
 ) -> None:
@@ -153,21 +135,6 @@ def test_a_proxy_that_stops_says_so(start_proxy: StartProxy) -> None:
     assert (call.outcome, call.not_trainable) == (CallOutcome.INTERRUPTED, "the proxy stopped during this call")
     assert recorded.closed("s") is None
     recorded.db.close()
-
-
-def test_many_clients_that_leave_leak_nothing(
-    fake: FakeVllm, proxy: RunningProxy, recorded: Recorded, sid: str
-) -> None:
-    for number in range(20):
-        with raw.connect(proxy.url) as connection:
-            raw.send(connection, CHAT, request(), tags(sid, "slow:600"))
-            until(lambda wanted=number + 1: len(fake.calls()) == wanted)  # type: ignore[misc]
-    assert all(call.cancelled.wait(60) for call in fake.calls())
-    assert {call.outcome for call in recorded.calls(sid, 20)} == {CallOutcome.CLIENT_GONE}
-    context = proxy.app.fastapi.state.context
-    assert context.upstreams.client.connector._acquired == set()
-    assert proxy.chat(headers=tags(sid, x_session_end="true")).status_code == 200
-    until(lambda: recorded.closed(sid))
 
 
 def test_parallel_sessions_are_kept_apart(proxy: RunningProxy, recorded: Recorded) -> None:
