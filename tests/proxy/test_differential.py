@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from proxy.dialects import DIALECTS
+from proxy.dialects.documents import parse
 from tests.fake_vllm import FakeVllm
+from tests.fake_vllm.server import SECRET
 from tests.proxy import raw
 from tests.proxy.conftest import StartProxy
 from tests.proxy.generated import AUDIO, Generated, requests
@@ -66,6 +69,39 @@ def test_generated_requests_are_answered_as_vllm_answers_them(
     served = (method, path) in SERVED
     assert (200 in seen) == served, "requests that are answered are among the generated ones"
     assert seen > {200} or not served, "and requests that are refused"
+
+
+NONCE = b"0123456789abcdef" * 2
+
+
+def unframed(answer: raw.RawResponse) -> raw.RawResponse:
+    """A response of vLLM to a marked request, without what the plugin adds to it."""
+    before, mark, rest = answer.body.partition(b"\x1e" + NONCE + b" ")
+    length, _, rest = rest.partition(b"\n")
+    body = before + rest[int(length) :] if mark else before
+    sizes = {b"content-length": b"%d" % len(body)}
+    fields = [(name, sizes.get(name, value)) for name, value in answer.headers if name != b"x-slipstream"]
+    return replace(answer, headers=fields, body=body)
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_an_alias_is_answered_as_its_model_under_that_name(fake: FakeVllm, proxy: RunningProxy, path: str) -> None:
+    seen = set()
+
+    @_GENERATES
+    @given(requests("POST", path))
+    def ask(drawn: Generated) -> None:
+        asked = replace(drawn, body=drawn.body.replace(b"base-model", b"agent"))
+        document = parse(asked.body)
+        named = isinstance(document, dict) and document.get("model") == "agent"
+        mark = b"%b %b %b" % (SECRET.encode(), NONCE, b"base-model" if named else b"-")
+        direct = raw.ask(fake.url, asked.target, asked.body, {**asked.headers, "x-slipstream": mark})
+        through = raw.ask(proxy.url, asked.prefix + asked.target, asked.body, {**asked.headers, **asked.tags})
+        assert_same(unframed(direct), through)
+        seen.add(direct.status)
+
+    ask()
+    assert seen > {200}
 
 
 METHODS = ["GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "POST"]
