@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from storage import calls, figures, rewards, sessions
@@ -50,6 +50,8 @@ class _UnderWay:
     pieces: list[bytes] = field(default_factory=list)
     capture: bytes | None = None
     superseded: bool = False
+    torn: bool = False
+    """A part of it may be lost."""
 
 
 class Ingestion:
@@ -110,14 +112,17 @@ class Ingestion:
     @property
     def warnings(self) -> list[str]:
         """What is not as it should be, and stops nothing."""
-        return [self._upkeep.problem] if self._upkeep.problem else []
+        found = [self._upkeep.problem] if self._upkeep.problem else []
+        if self._reader.losses:
+            found.append(f"{self._reader.losses} places of the journal could not be read: see the log and journal/lost")
+        return found
 
     def _interrupt_inherited(self) -> None:
         """The reader has passed the segments of earlier processes: nobody ends the calls that are under way in them."""
-        for call in [call for call in self._under_way.values() if call.segment < self._own]:
+        for name, call in [(name, call) for name, call in self._under_way.items() if call.segment < self._own]:
             if not self._db.first("SELECT 1 FROM calls WHERE id = ?", (call.start.id,)):
                 self._interrupt(call)
-            del self._under_way[call.start.id]
+            del self._under_way[name]
         self.caught_up = True
 
     def _interrupt(self, call: _UnderWay) -> None:
@@ -160,7 +165,7 @@ class Ingestion:
         """Take in one batch; returns whether there was one, or there is a problem."""
         try:
             if not self._batch:
-                self._batch = self._reader.read()
+                self._read()
             if not self.caught_up and self._reader.segment >= self._own:
                 self._interrupt_inherited()
             found = bool(self._batch)
@@ -173,6 +178,13 @@ class Ingestion:
         oldest = min((call.segment for call in self._under_way.values()), default=self._reader.segment)
         self._reader.delete_before(min(oldest, self._reader.segment))
         return found
+
+    def _read(self) -> None:
+        losses = self._reader.losses
+        self._batch = self._reader.read()
+        if self._reader.losses > losses:
+            for call in self._under_way.values():
+                call.torn = True
 
     def _take(self, batch: list[Record]) -> None:
         """Take in ``batch``, the next records of `_batch`; what the database refuses for good is kept as a file.
@@ -280,6 +292,8 @@ class Ingestion:
         calls.supersede(self._db, call)
 
     def _end(self, call: _UnderWay, end: CallEnd) -> None:
+        if call.torn and end.outcome is CallOutcome.COMPLETE:
+            end = replace(end, outcome=CallOutcome.TRUNCATED, error="a part of its records in the journal was lost")
         recorded = RecordedCall(call.session, call.start, end, call.request, b"".join(call.pieces), call.capture)
         self._calls.write(recorded)
         if call.superseded:

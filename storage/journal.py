@@ -2,16 +2,18 @@
 
 A segment is a file ``<number>.segment`` of records. A record is a header (magic, kind, id, length, checksum) and
 its payload. Records that are appended together are one `writev`. A record that was cut off by a crash or a full disk
-fails its length or its checksum and ends its segment.
+fails its length or its checksum and ends its segment. One that was damaged later is passed over: what cannot be read
+is kept in ``lost/``, and reading goes on with the next record that is whole.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -19,13 +21,17 @@ from typing import NamedTuple
 from storage.errors import JournalDown
 from storage.folders import make_private
 
+_log = logging.getLogger("slipstream.journal")
+
 SUFFIX = ".segment"
 _SEGMENT_BYTES = 32 * 1024 * 1024
 _READ_BYTES = 4 * 1024 * 1024
 _MAX_PARTS = 1024
 """Of one `writev` (IOV_MAX)."""
 _HEADER = struct.Struct("<4sB32sII")
-_MAGIC = b"SLJ1"
+_MAGIC = b"SLJ2"
+_OLDER = b"SLJ1"
+"""The checksum is of the payload alone."""
 
 
 class Kind(IntEnum):
@@ -61,7 +67,8 @@ class Record(NamedTuple):
 
 def segments(folder: Path) -> list[int]:
     """The numbers of the segments in ``folder``, oldest first."""
-    return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}"))
+    # A copy that somebody laid beside them is none.
+    return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
 
 
 def segment_path(folder: Path, number: int) -> Path:
@@ -103,11 +110,12 @@ class JournalWriter:
         parts: list[bytes] = []
         size = 0
         for kind, record_id, *payload in entries:
-            length = checksum = 0
+            named = record_id.encode()
+            length, checksum = 0, zlib.crc32(named, kind)
             for part in payload:
                 length += len(part)
                 checksum = zlib.crc32(part, checksum)
-            parts.append(_HEADER.pack(_MAGIC, kind, record_id.encode(), length, checksum))
+            parts.append(_HEADER.pack(_MAGIC, kind, named, length, checksum))
             parts += payload
             size += _HEADER.size + length
         if len(parts) > _MAX_PARTS:
@@ -199,6 +207,17 @@ class JournalWriter:
         self.segment = segment
         self._begun = True
 
+    def leave_deleted(self) -> bool:
+        """Whether the segment's file was deleted while it was written; then a new one begins with the next record."""
+        with self._lock:
+            if self._file < 0 or os.fstat(self._file).st_nlink:
+                return False
+            make_private(self._folder)
+            os.close(self._file)
+            self._file, self._size, self._spoiled = -1, 0, False
+            self.segment += 1
+            return True
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
@@ -216,6 +235,8 @@ class JournalReader:
         self.segment = min(segments(folder), default=writer.segment)
         self._offset = 0
         self._rest = b""
+        self.losses = 0
+        """Places that could not be read."""
 
     @property
     def position(self) -> Position:
@@ -231,15 +252,16 @@ class JournalReader:
             if not finished and not end.offset:
                 return []  # its file may not be there yet
             at = self._offset + len(self._rest)
-            with segment_path(self._folder, self.segment).open("rb") as file:
-                file.seek(at)
-                data = self._rest + file.read(_READ_BYTES if finished else min(_READ_BYTES, max(0, end.offset - at)))
+            more = self._read(at, _READ_BYTES if finished else min(_READ_BYTES, max(0, end.offset - at)))
+            data = self._rest + more
             records, used = self._parse(data)
             grew = len(data) > len(self._rest)
             self._rest = data[used:]
             self._offset += used
             if records:
                 return records
+            if not grew and self._rest and self._pass_over():
+                continue
             if finished and not grew:
                 # What is left is a record that a crash cut off.
                 later = (number for number in segments(self._folder) if number > self.segment)
@@ -248,6 +270,38 @@ class JournalReader:
             elif not grew:
                 return []
 
+    def _read(self, at: int, size: int) -> bytes:
+        try:
+            with segment_path(self._folder, self.segment).open("rb") as file:
+                file.seek(at)
+                return file.read(size)
+        except FileNotFoundError:
+            gone = segment_path(self._folder, self.segment)
+            if self._writer.leave_deleted():
+                self.segment, self._offset, self._rest = self._writer.segment, 0, b""
+            elif self.segment >= self._writer.segment or not self._folder.exists():
+                raise  # it may come back
+            _log.error("%s was deleted before it was in the database", gone)
+            self.losses += 1
+            return b""
+
+    def _pass_over(self) -> bool:
+        """Go on behind what is damaged, with the next whole record; whether there was anything to pass over."""
+        at = next((at for at in _found(self._rest, _MAGIC, _OLDER) if self._parse(self._rest[at:])[0]), 0)
+        if not at:
+            if _is_cut_off(self._rest) or self.segment == self._writer.segment:
+                return False
+            at = len(self._rest)
+        folder = self._folder / "lost"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lost = folder / f"{self.segment:012d}-{self._offset}"
+        lost.write_bytes(self._rest[:at])
+        _log.error("%d bytes of segment %d cannot be read, they are kept in %s", at, self.segment, lost)
+        self._offset += at
+        self._rest = self._rest[at:]
+        self.losses += 1
+        return True
+
     def _parse(self, data: bytes) -> tuple[list[Record], int]:
         records: list[Record] = []
         at = 0
@@ -255,10 +309,10 @@ class JournalReader:
             magic, number, raw_id, length, checksum = _HEADER.unpack_from(data, at)
             kind = _KINDS.get(number)
             end = at + _HEADER.size + length
-            if magic != _MAGIC or kind is None or end > len(data):
+            if magic not in (_MAGIC, _OLDER) or kind is None or end > len(data):
                 break
             payload = data[at + _HEADER.size : end]
-            if zlib.crc32(payload) != checksum:
+            if zlib.crc32(payload, zlib.crc32(raw_id, kind) if magic == _MAGIC else 0) != checksum:
                 break
             after = Position(self.segment, self._offset + end)
             records.append(Record(kind, raw_id.decode(), payload, self.segment, after))
@@ -270,3 +324,19 @@ class JournalReader:
         for number in segments(self._folder):
             if number < segment:
                 segment_path(self._folder, number).unlink()
+
+
+def _found(data: bytes, *wanted: bytes) -> Iterator[int]:
+    """Where one of ``wanted`` stands in ``data``, but at its beginning."""
+    at = 0
+    while places := [place for one in wanted if (place := data.find(one, at + 1)) > 0]:
+        at = min(places)
+        yield at
+
+
+def _is_cut_off(data: bytes) -> bool:
+    """Whether ``data`` is the beginning of a record, as a crash in its write leaves it."""
+    if len(data) < _HEADER.size:
+        return True
+    magic, _, _, length, _ = _HEADER.unpack_from(data)
+    return magic in (_MAGIC, _OLDER) and _HEADER.size + length > len(data)

@@ -134,7 +134,7 @@ def _unexplored(context: Context) -> list[str]:
         True: 'they are sampled at temperature 0: set `[sampling] mode = "explore"`, or a temperature in the agent',
         False: "although they are sampled: the agent sets a seed, or there is nothing left to learn",
     }
-    warnings = list(context.ingestion.warnings)
+    warnings = []
     for greedy, cause in causes.items():
         alike = [one for one in found if one.greedy is greedy]
         if alike:

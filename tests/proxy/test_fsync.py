@@ -48,7 +48,7 @@ class Disk:
     def holds(self, kind: Kind) -> int:
         """How many records of a kind would be there after a loss of power."""
         kept = b"".join((self.folder / name).read_bytes()[:size] for name, size in sorted(self.safe.items()))
-        return kept.count(b"SLJ1%c" % kind)
+        return kept.count(b"SLJ2%c" % kind)
 
 
 @pytest.fixture

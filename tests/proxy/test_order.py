@@ -44,7 +44,7 @@ class Witness:
 
     def _ended(self) -> bool:
         held = b"".join(path.read_bytes() for path in sorted(self.journal.glob("*.segment")))
-        return b"SLJ1%c" % Kind.END in held
+        return b"SLJ2%c" % Kind.END in held
 
 
 @pytest.fixture

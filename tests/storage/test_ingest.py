@@ -372,3 +372,21 @@ def test_a_closed_session_is_not_remembered(recorded: Recorded) -> None:
     writer = recorded.ingestion._calls
     assert list(writer._sessions) == [recorded.session("open").key]
     assert writer._remembered == sum(call.size for call in writer._sessions[recorded.session("open").key])
+
+
+def test_a_call_of_which_a_part_was_lost_is_not_complete(recorded: Recorded) -> None:
+    torn, whole = call_start("s"), call_start("s")
+    recorded.begin(torn, [])
+    recorded.piece(torn, b"a piece that is damaged")
+    recorded.piece(torn, b"[]")
+    recorded.finish(torn)
+    recorded.begin(whole, [])
+    recorded.piece(whole, b"[]")
+    recorded.finish(whole)
+    recorded.abandon()
+    (segment,) = (recorded.folder / "journal").glob("*.segment")
+    segment.write_bytes(segment.read_bytes().replace(b"that is damaged", b"that is dAmaged"))
+    recorded.open()
+    recorded.take_in()
+    assert recorded.outcomes() == {torn.id: "truncated", whole.id: "complete"}
+    assert recorded.ingestion.warnings == ["1 places of the journal could not be read: see the log and journal/lost"]

@@ -14,7 +14,7 @@ from storage import journal
 from storage.errors import JournalDown
 from storage.journal import JournalReader, JournalWriter, Kind, Position, Record, segment_path, segments
 
-_HEADER = 45
+HEADER = 45
 """Bytes before each payload."""
 
 
@@ -52,9 +52,9 @@ def test_what_was_appended_is_read_in_order(tmp_path: Path) -> None:
     writer.append((Kind.END, name(2), b"\x00\xff"))
     first, second = reader.read()
     assert (first.kind, first.id, first.payload, first.segment) == (Kind.START, name(1), b"headbody", 1)
-    assert first.end == Position(1, _HEADER + 8)
+    assert first.end == Position(1, HEADER + 8)
     assert (second.kind, second.id, second.payload) == (Kind.END, name(2), b"\x00\xff")
-    assert second.end == reader.position == writer.position == Position(1, 2 * _HEADER + 10)
+    assert second.end == reader.position == writer.position == Position(1, 2 * HEADER + 10)
     assert reader.read() == []
     writer.close()
 
@@ -80,14 +80,14 @@ def test_the_reader_follows_the_writer(tmp_path: Path) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("left", range(_HEADER + 4))
+@pytest.mark.parametrize("left", range(HEADER + 4))
 def test_a_torn_tail_ends_its_segment_alone(tmp_path: Path, left: int) -> None:
     """A crash after any number of bytes of the second record: the first, and the next process's, are read."""
     dead = JournalWriter(tmp_path)
     dead.append((Kind.START, name(1), b"whole"))
     dead.append((Kind.END, name(1), b"torn"))
     dead.close()
-    os.truncate(segment_path(tmp_path, 1), _HEADER + 5 + left)
+    os.truncate(segment_path(tmp_path, 1), HEADER + 5 + left)
     writer = JournalWriter(tmp_path)
     assert writer.segment == 2
     writer.append((Kind.END, name(2), b"next"))
@@ -140,12 +140,12 @@ def test_a_record_larger_than_one_read(tmp_path: Path, monkeypatch: pytest.Monke
     writer.close()
 
 
-@pytest.mark.parametrize("room", [0, 1, _HEADER - 1, _HEADER, _HEADER + 50, _HEADER + 99])
+@pytest.mark.parametrize("room", [0, 1, HEADER - 1, HEADER, HEADER + 50, HEADER + 99])
 def test_a_full_disk_leaves_nothing_torn(tmp_path: Path, room: int) -> None:
     writer = JournalWriter(tmp_path)
     reader = JournalReader(tmp_path, writer)
     writer.append((Kind.START, name(1), b"before"))
-    size = _HEADER + 6
+    size = HEADER + 6
     with largest_file(size + room), pytest.raises(JournalDown, match="takes no records"):
         writer.append((Kind.PIECE, name(1), b"x" * 100))
     assert segment_path(tmp_path, 1).stat().st_size == size
@@ -189,7 +189,7 @@ def test_where_the_torn_record_cannot_be_cut_off_a_new_segment_begins(
         raise OSError(errno.EIO, "no more")
 
     monkeypatch.setattr(os, "ftruncate", fails)
-    with largest_file(_HEADER + 6 + 20), pytest.raises(JournalDown):
+    with largest_file(HEADER + 6 + 20), pytest.raises(JournalDown):
         writer.append((Kind.PIECE, name(1), b"x" * 100))
     assert payloads(reader) == [b"before"]
     writer.append((Kind.END, name(1), b"after"))

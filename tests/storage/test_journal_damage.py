@@ -1,0 +1,104 @@
+"""A journal that somebody or something damaged: what can still be read is kept."""
+
+import shutil
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage.journal import JournalReader, JournalWriter, Kind, segment_path
+from tests.storage.test_journal import HEADER, name, payloads
+
+
+def spoil_payload(data: bytearray, at: int) -> None:
+    data[at + HEADER] ^= 1
+
+
+def spoil_kind(data: bytearray, at: int) -> None:
+    data[at + 4] ^= 1
+
+
+def spoil_id(data: bytearray, at: int) -> None:
+    data[at + 5] ^= 1
+
+
+def spoil_id_beyond_utf8(data: bytearray, at: int) -> None:
+    data[at + 5] = 0xFF
+
+
+def spoil_length(data: bytearray, at: int) -> None:
+    data[at + 40] = 0x7F
+
+
+def spoil_magic(data: bytearray, at: int) -> None:
+    data[at] ^= 1
+
+
+def spoil_all(data: bytearray, at: int) -> None:
+    data[at : at + HEADER] = bytes(HEADER)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [spoil_payload, spoil_kind, spoil_id, spoil_id_beyond_utf8, spoil_length, spoil_magic, spoil_all],
+)
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_behind_a_damaged_record_the_others_are_read(
+    tmp_path: Path, spoil: Callable[[bytearray, int], None], number: int
+) -> None:
+    dead = JournalWriter(tmp_path)
+    for text in (b"one", b"two", b"six", b"ten"):
+        dead.append((Kind.PIECE, name(1), text))
+    dead.close()
+    data = bytearray(segment_path(tmp_path, 1).read_bytes())
+    at = number * (HEADER + 3)
+    spoil(data, at)
+    segment_path(tmp_path, 1).write_bytes(data)
+    writer = JournalWriter(tmp_path)
+    writer.append((Kind.PIECE, name(1), b"new"))
+    reader = JournalReader(tmp_path, writer)
+    left = [b"one", b"two", b"six", b"ten", b"new"]
+    del left[number]
+    assert payloads(reader) == left
+    torn = number == 3 and spoil is spoil_length  # which nobody can tell from a record that was cut off
+    assert reader.losses == (0 if torn else 1)
+    if not torn:
+        assert (tmp_path / "lost" / f"{1:012d}-{at}").read_bytes() == data[at : at + HEADER + 3]
+    writer.close()
+
+
+def test_a_journal_of_an_older_version_is_read(tmp_path: Path) -> None:
+    record = struct.pack("<4sB32sII", b"SLJ1", Kind.PIECE, name(1).encode(), 3, zlib.crc32(b"old")) + b"old"
+    segment_path(tmp_path, 1).write_bytes(record)
+    writer = JournalWriter(tmp_path)
+    writer.append((Kind.PIECE, name(1), b"new"))
+    assert payloads(JournalReader(tmp_path, writer)) == [b"old", b"new"]
+    writer.close()
+
+
+def test_a_file_that_is_no_segment_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "copy of 1.segment").write_bytes(b"?")
+    writer = JournalWriter(tmp_path)
+    writer.append((Kind.PIECE, name(1), b"new"))
+    assert writer.segment == 1
+    assert payloads(JournalReader(tmp_path, writer)) == [b"new"]
+    writer.close()
+
+
+@pytest.mark.parametrize("read_before", [True, False])
+def test_after_a_segment_was_deleted_under_way_a_new_one_begins(tmp_path: Path, read_before: bool) -> None:
+    folder = tmp_path / "journal"
+    writer = JournalWriter(folder)
+    reader = JournalReader(folder, writer)
+    writer.append((Kind.PIECE, name(1), b"old"))
+    if read_before:
+        assert payloads(reader) == [b"old"]
+    shutil.rmtree(folder)
+    writer.append((Kind.PIECE, name(1), b"lost"))
+    assert payloads(reader) == []
+    assert reader.losses == 1
+    writer.append((Kind.PIECE, name(1), b"new"))
+    assert payloads(reader) == [b"new"]
+    writer.close()
