@@ -12,7 +12,7 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer"}
     | {b"transfer-encoding", b"upgrade"}
 )
-_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"x-auth-token", b"cookie"})
 """A client's own; vLLM's come from the settings."""
 _NOT_SENT = (
     _HOP_BY_HOP

@@ -25,7 +25,7 @@ call that an SDK repeats by itself (`x-stainless-retry-count`) meets no fault.
 | `no-done` | a stream ends without its last frame |
 | `empty` | a stream has no frame at all |
 | `bad-request`, `rate-limit:N` | 400 and 429 in vLLM's form, the second with `Retry-After: N` (7 without N) |
-| `echo:N` | an error of status N (500 without N) that repeats the request's headers and query |
+| `echo:N` | an error of status N (500 without N) that repeats the request's headers |
 | `bad-gateway` | 502 with a page in HTML, chunked |
 | `redirect:P` | 307 to the same path on port P of this machine |
 | `split:N` | the bytes (the capture's, too) are written N at a time, in the middle of characters, too |
@@ -132,8 +132,7 @@ def spoil(reply: Reply, fault: Fault, received: Received) -> Reply:
     path = received.path
     match fault.name:
         case "echo":
-            request = [b"?" + received.query, *(name + b": " + value for name, value in received.headers)]
-            told = b"\n".join(request).decode("latin-1")
+            told = b"\n".join(name + b": " + value for name, value in received.headers).decode("latin-1")
             return _error(path, int(fault.number or 500), "InternalServerError", f"the request was {told}")
         case "bad-request":
             return _error(path, 400, "BadRequestError", "max_tokens must be at least 1, got -1.")
