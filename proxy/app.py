@@ -17,7 +17,7 @@ from proxy import lock, secrets
 from proxy.admin.context import Context
 from proxy.admin.docs import docs_router
 from proxy.admin.keys import keys_router
-from proxy.admin.refusals import refuse_body
+from proxy.admin.refusals import refuse_body, say_unusable
 from proxy.admin.routes import admin_router, open_router
 from proxy.asgi import Receive, Scope, Send, limited, respond_error
 from proxy.client_api import ClientApi, serves
@@ -31,13 +31,15 @@ from proxy.limits import Limits
 from proxy.recorder import Recorder
 from proxy.sessions import SessionTable
 from proxy.settings import ProxySettings
+from proxy.store import Store, open_store
 from proxy.upstreams import Upstreams
 from proxy.versions import Policy
-from storage.database import Database
+from storage.database import DatabaseError
 from storage.ingest import Ingestion
 from storage.journal import JournalWriter
 from storage.retention import Keep
 from storage.types import DEFAULT_OWNER
+from storage.unread import Unread
 
 _log = logging.getLogger("slipstream.proxy")
 
@@ -68,6 +70,8 @@ class App:
         self.fastapi.include_router(admin_router)
         self.fastapi.include_router(keys_router)
         self.fastapi.add_exception_handler(RequestValidationError, refuse_body)
+        self.fastapi.add_exception_handler(DatabaseError, say_unusable)
+        self._store: Store | None = None
         self._keys: ClientKeys | None = None
         self._limits = Limits(settings.limit)
         self._forward: Forward | None = None
@@ -108,6 +112,7 @@ class App:
             try:
                 held.enter_context(lock.take(self.settings.data))
                 check_bind(self.settings)
+                self._store = held.enter_context(open_store(self.settings))
             except CannotServe as error:
                 await receive()
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
@@ -121,13 +126,11 @@ class App:
         upstream_key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
         upstreams = Upstreams(settings.upstream, secrets.plugin_secret(settings.data), upstream_key, settings.model)
         # One connection each for the event loop and for the loop of the versions, which works in threads.
-        db, versions_db = (Database(settings.data, checkpoints=True, durable=settings.fsync) for _ in range(2))
-        after = db.number("SELECT segment FROM journal_position")
-        journal = JournalWriter(settings.journal, after=after, fsync=os.fsync if settings.fsync else None)
-        keep = Keep(settings.keep.days, settings.keep.gigabytes)
-        ingestion = Ingestion(settings.data, journal, read_call, keep)
-        ingestion.catch_up()
-        ingestion.start()
+        store = self._store
+        assert store is not None
+        db, versions_db = store.connect(), store.connect()
+        journal = JournalWriter(settings.journal, after=store.after, fsync=os.fsync if settings.fsync else None)
+        ingestion = _ingest(settings, store, journal)
         recorder = Recorder(journal)
         policy = Policy(versions_db, settings.policy, settings.adapters, upstreams)
         table = SessionTable(db, recorder, policy.live)
@@ -141,6 +144,7 @@ class App:
         self._client_api = ClientApi(upstreams, table, recorder, settings.alias)
         self.fastapi.state.context = Context(
             settings,
+            store,
             digest(admin_key.encode()),
             self._keys,
             upstreams,
@@ -152,7 +156,7 @@ class App:
         )
         loops = [
             self._loop("sessions", lambda: _look_after_sessions(table, recorder, settings.session.idle)),
-            self._loop("versions", lambda: _look_after_versions(upstreams, policy, table)),
+            self._loop("versions", lambda: _look_after_versions(upstreams, policy, table, store)),
         ]
         try:
             yield
@@ -170,14 +174,27 @@ class App:
         return asyncio.create_task(_repeat(name, step, self._step_seconds))
 
 
+def _ingest(settings: ProxySettings, store: Store, journal: JournalWriter) -> Ingestion | Unread:
+    """Take the journal into the database, from now on."""
+    if store.problem is not None:
+        _log.error(store.problem)
+        return Unread(settings.data, store.problem)
+    keep = Keep(settings.keep.days, settings.keep.gigabytes)
+    ingestion = Ingestion(settings.data, journal, read_call, keep)
+    ingestion.catch_up()
+    ingestion.start()
+    return ingestion
+
+
 async def _look_after_sessions(table: SessionTable, recorder: Recorder, idle: float) -> None:
     await recorder.try_again()
     table.close_idle(time.time(), idle)
 
 
-async def _look_after_versions(upstreams: Upstreams, policy: Policy, table: SessionTable) -> None:
+async def _look_after_versions(upstreams: Upstreams, policy: Policy, table: SessionTable, store: Store) -> None:
     await upstreams.check_all(policy.name)
-    await policy.refresh(table)
+    if store.problem is None:  # else nothing is known of versions, and what vLLM has loaded stays
+        await policy.refresh(table)
 
 
 async def _repeat(name: str, step: Callable[[], Awaitable[None]], seconds: float) -> None:

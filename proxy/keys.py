@@ -9,10 +9,11 @@ import secrets
 import threading
 
 from proxy.asgi import Headers
-from proxy.errors import PublicWithoutKeys, Unauthorized
+from proxy.errors import CannotServe, PublicWithoutKeys, Unauthorized
 from proxy.settings import ProxySettings
 from storage import keys
 from storage.database import Database
+from storage.errors import StorageError
 from storage.types import DEFAULT_OWNER, Owner
 
 _PREFIX = "slip-"
@@ -89,7 +90,12 @@ def check_bind(settings: ProxySettings) -> None:
     """Raises `PublicWithoutKeys` when other machines could reach the proxy, and nobody would be asked for a key."""
     if not is_public(settings.host):
         return
-    db = Database(settings.data, checkpoints=True)
+    try:
+        db = Database(settings.data, checkpoints=True)
+    except StorageError as error:
+        raise CannotServe(
+            f"{error}. Without it the client keys are not known, and {settings.host} can be reached from other machines"
+        ) from error
     try:
         if not keys.all_keys(db):
             raise PublicWithoutKeys(

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from proxy import secrets
-from proxy.errors import PublicWithoutKeys
+from proxy.errors import CannotServe
 from proxy.keys import check_bind
 from proxy.settings import ProxySettings
 from scripts import small_model
@@ -59,7 +59,7 @@ class Services:
         require_free_port(settings.host, settings.port)
         try:
             check_bind(settings)
-        except PublicWithoutKeys as error:
+        except CannotServe as error:
             raise CannotStart(str(error)) from error
         if not settings.upstream:
             require_free_port("127.0.0.1", settings.port + 1)

@@ -12,7 +12,7 @@ from typing import Any
 import pysqlite3 as sqlite3
 import sqlite_utils
 
-from storage.errors import NewerDatabase, StorageError
+from storage.errors import NewerDatabase, StorageError, Unreadable
 from storage.folders import make_private
 from storage.migrations import migrations
 
@@ -30,17 +30,30 @@ Row = Any
 class Database:
     """A connection to `slipstream.db` in the data folder. Use one per thread.
 
-    Only the proxy checkpoints the WAL (``checkpoints=True``); see docs/architecture.md. With ``durable`` what was
-    committed survives a loss of power.
+    Raises `Unreadable` where it cannot be opened. Only the proxy checkpoints the WAL (``checkpoints=True``); see
+    docs/architecture.md. With ``durable`` what was committed survives a loss of power.
     """
 
     def __init__(self, folder: Path, *, checkpoints: bool = False, durable: bool = False) -> None:
         _check_sqlite()
         make_private(folder)
         self.path = folder / FILE
-        self.conn = sqlite3.connect(
-            str(self.path), timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
+        try:
+            self.conn = sqlite3.connect(
+                str(self.path), timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._open(folder, checkpoints=checkpoints, durable=durable)
+            except BaseException:
+                self.conn.close()
+                raise
+        except (DatabaseError, OSError) as error:
+            raise Unreadable(
+                f"{self.path} cannot be used as the database ({error}): mend it, put a copy in its place, "
+                "or move it away to begin a new one"
+            ) from error
+
+    def _open(self, folder: Path, *, checkpoints: bool, durable: bool) -> None:
         self.conn.row_factory = sqlite3.Row
         self.tables = sqlite_utils.Database(self.conn)
         # Proxy and trainer may open a new database at the same moment: one of them turns it to WAL (SQLite does not

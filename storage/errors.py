@@ -4,7 +4,8 @@
   * IllegalMove        a state machine was asked for a move that its table does not hold
   * NotFound           no row under that name
   * Refused            what was asked for cannot be, as things are
-  * NewerDatabase      the database was written by a newer program
+  * Unreadable         the database file cannot be used
+    * NewerDatabase    the database was written by a newer program
   * JournalDown        the journal took no record (full disk, lost folder)
 """
 
@@ -27,7 +28,11 @@ class Refused(StorageError):
     """What was asked for cannot be, as things are; the text says why, and what can."""
 
 
-class NewerDatabase(StorageError):
+class Unreadable(StorageError):
+    """The database cannot be opened: damaged, no database, or closed to this user; the text says what to do."""
+
+
+class NewerDatabase(Unreadable):
     """The database holds migrations that this program does not know."""
 
 

@@ -15,15 +15,18 @@ from proxy.keys import ClientKeys, is_same
 from proxy.recorder import Recorder
 from proxy.sessions import SessionTable
 from proxy.settings import ProxySettings
+from proxy.store import Store
 from proxy.upstreams import Upstreams
 from proxy.versions import Policy
 from storage.database import Database
 from storage.ingest import Ingestion
+from storage.unread import Unread
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     settings: ProxySettings
+    store: Store
     admin_key: bytes
     """Its hash."""
     keys: ClientKeys
@@ -31,7 +34,7 @@ class Context:
     policy: Policy
     table: SessionTable
     recorder: Recorder
-    ingestion: Ingestion
+    ingestion: Ingestion | Unread
     draining: Callable[[], bool]
     """Whether the process is stopping."""
     _local: threading.local = field(default_factory=threading.local)
@@ -40,7 +43,7 @@ class Context:
     def db(self) -> Database:
         """The database connection of this thread."""
         if not hasattr(self._local, "db"):
-            self._local.db = Database(self.settings.data, checkpoints=True, durable=self.settings.fsync)
+            self._local.db = self.store.connect()
         db: Database = self._local.db
         return db
 
@@ -64,6 +67,7 @@ class Problem(BaseModel):
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The body is no JSON, or cannot be kept"},
     401: {"model": Problem, "description": "The admin key is missing or wrong"},
+    503: {"model": Problem, "description": "The database cannot be used"},
 }
 """What every admin route may answer."""
 
@@ -76,7 +80,12 @@ def page(items: list[dict[str, Any]], limit: int, key: str) -> dict[str, Any]:
 _bearer = HTTPBearer(auto_error=False, description="The admin key: `admin.key` in the data folder.")
 
 
-def require_admin(context: Here, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
+_STATUS = "/admin/status"
+
+
+def require_admin(
+    context: Here, request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> None:
     given = credentials.credentials if credentials else ""
     if not is_same(given.encode("latin-1", "replace"), context.admin_key):
         raise HTTPException(
@@ -85,3 +94,5 @@ def require_admin(context: Here, credentials: Annotated[HTTPAuthorizationCredent
             "SLIPSTREAM_ADMIN_KEY or in admin.key in the data folder",
             headers={"WWW-Authenticate": "Bearer"},
         )
+    if context.store.problem is not None and request.url.path != _STATUS:
+        raise HTTPException(503, context.store.problem)

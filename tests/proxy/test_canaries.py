@@ -167,8 +167,8 @@ def what_is_refused(stage: Stage, key: str) -> None:
         for given in ({"authorization": f"Bearer {wrong}"}, {"x-api-key": wrong}, {"authorization": wrong}):
             stage.ask("POST", path + stage.query, content=request(), headers={**stage.headers, **given})
     for path in ("status", "keys", "sessions", "nothing"):
-        for given in (f"Bearer {wrong}", wrong, f"Basic {wrong}"):
-            stage.ask("GET", f"/admin/{path}{stage.query}", headers={"authorization": given})
+        for text in (f"Bearer {wrong}", wrong, f"Basic {wrong}"):
+            stage.ask("GET", f"/admin/{path}{stage.query}", headers={"authorization": text})
     stage.admin(f"keys{stage.query}", "POST", json={"name": "bad name", "key": wrong})
     stage.admin(f"keys{stage.query}", "POST", content=b"{" + wrong.encode())
     stage.admin(f"train{stage.query}", "POST", json={"settings": {}})
