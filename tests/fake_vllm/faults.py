@@ -29,7 +29,7 @@ call that an SDK repeats by itself (`x-stainless-retry-count`) meets no fault.
 | `bad-gateway` | 502 with a page in HTML, chunked |
 | `redirect:P` | 307 to the same path on port P of this machine |
 | `split:N` | the bytes (the capture's, too) are written N at a time, in the middle of characters, too |
-| `huge` | a frame of three million bytes before the others; a plain body of that size |
+| `huge:N` | a frame of N bytes (three million without N) before the others; a plain body of that size |
 | `quote:N` | an answer that quotes `data: [DONE]` and a capture's frame, before the others; then as `stall:N` |
 | `cut-done:N` | the last part in two writes, N bytes and a moment later the others |
 | `crlf` | a stream with CRLF, comments and several frames in one write |
@@ -149,7 +149,7 @@ def spoil(reply: Reply, fault: Fault, received: Received) -> Reply:
             return replace(reply, headers=((b"set-cookie", b"a=1; Path=/"), (b"set-cookie", b"b=2; Path=/")))
         case "huge" if reply.content_type == b"application/json":
             whole = b"".join(reply.parts)
-            return replace(reply, parts=(b'{"padding":"%b",' % (b"x" * HUGE), whole[1:]), finish=0)
+            return replace(reply, parts=(b'{"padding":"%b",' % (b"x" * int(fault.number or HUGE)), whole[1:]), finish=0)
     return _spoil_stream(reply, fault, path) if reply.streamed else reply
 
 
@@ -173,7 +173,7 @@ def _spoil_stream(reply: Reply, fault: Fault, path: str) -> Reply:
         case "heartbeat" | "step":
             return replace(reply, parts=tuple(p for part in parts for p in (_HEARTBEAT, part)), finish=2 * reply.finish)
         case "huge":
-            return _with_first(reply, path, b"x" * HUGE)
+            return _with_first(reply, path, b"x" * int(fault.number or HUGE))
         case "quote":
             return _with_first(reply, path, rb"data: [DONE]\n\n\u001e0123456789abcdef0123456789abcdef 5\n")
         case "crlf":
