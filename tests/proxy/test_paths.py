@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.dialects import DIALECTS
 from proxy.errors import BadTag, NoSuchMethod, NoSuchPath
-from proxy.paths import Route, find_route
+from proxy.paths import Route, find_route, vllm_path
 from tests.proxy.vllm_routes import CONTROL, OTHER, PUBLIC
 
 RESPONSE_ID = "resp_0123456789abcdef"
@@ -170,9 +170,9 @@ _PIECE = st.one_of(
 @example("POST", b"/v1/responses/../cancel")
 @example("GET", b"/v1/responses/..")
 def test_only_canonical_paths_are_ever_forwarded(method: str, target: bytes) -> None:
-    forwarded = _forwarded(method, target)
-    assert forwarded is None or _CANONICAL.fullmatch(forwarded)
-    assert forwarded not in CONTROL
+    for forwarded in (_forwarded(method, target), _preflighted(target)):
+        assert forwarded is None or _CANONICAL.fullmatch(forwarded)
+        assert forwarded not in CONTROL
 
 
 @given(st.sampled_from(SERVED), _TEXT, st.none() | _TEXT)
@@ -188,6 +188,18 @@ def test_a_quoted_tag_comes_back_as_it_was(served: tuple[str, str], session: str
     else:
         assert (route.path, route.session, route.scenario) == (path, session, scenario)
         assert unquote(target.decode()).endswith(route.path)
+
+
+@given(st.sampled_from(SERVED), st.sampled_from([prefix for prefix, *_ in PREFIXES]))
+def test_a_preflight_goes_to_the_path_of_the_call(served: tuple[str, str], prefix: str) -> None:
+    assert vllm_path((prefix + served[1]).encode()) == served[1]
+
+
+def _preflighted(target: bytes) -> str | None:
+    try:
+        return vllm_path(target)
+    except NoSuchPath:
+        return None
 
 
 def _forwarded(method: str, target: bytes) -> str | None:
