@@ -155,7 +155,10 @@ class Upstreams:
             upstream.problem = f"GET /v1/models was answered with {response.status}: {self._text(body)}"
             return
         upstream.plugin = capture.frame_length(header) is not None
-        self._read_models(upstream, body, policy)
+        try:
+            self._read_models(upstream, body, policy)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            upstream.problem = f"GET /v1/models was answered with no list of models: {self._text(body)}"
 
     def _read_models(self, upstream: Upstream, body: bytes, policy: str) -> None:
         models = orjson.loads(body)["data"]

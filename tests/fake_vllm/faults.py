@@ -27,6 +27,7 @@ call that an SDK repeats by itself (`x-stainless-retry-count`) meets no fault.
 | `bad-request`, `rate-limit:N` | 400 and 429 in vLLM's form, the second with `Retry-After: N` (7 without N) |
 | `echo:N` | an error of status N (500 without N) that repeats the request's headers |
 | `bad-gateway` | 502 with a page in HTML, chunked |
+| `page` | 200 with a page in HTML |
 | `redirect:P` | 307 to the same path on port P of this machine |
 | `split:N` | the bytes (the capture's, too) are written N at a time, in the middle of characters, too |
 | `huge:N` | a frame of N bytes (three million without N) before the others; a plain body of that size |
@@ -139,6 +140,8 @@ def spoil(reply: Reply, fault: Fault, received: Received) -> Reply:
         case "rate-limit":
             busy = _error(path, 429, "TooManyRequestsError", "the queue is full")
             return replace(busy, headers=((b"retry-after", b"%g" % (fault.number or 7)),))
+        case "page":
+            return Reply(200, (_PAGE,), b"text/html")
         case "bad-gateway":
             return Reply(502, (_PAGE, _PAGE), b"text/html", headers=(_CHUNKED,))
         case "redirect":

@@ -68,6 +68,11 @@ def test_an_upstream_that_answers_with_an_error(tmp_path: Path) -> None:
         assert_told(proxy, "GET /v1/models was answered with 404")
 
 
+def test_an_upstream_that_is_no_vllm(tmp_path: Path) -> None:
+    with FakeVllm() as fake, fake.failing("/v1/models", "page"), running(tmp_path / "data", (fake.url,)) as proxy:
+        assert_told(proxy, "GET /v1/models was answered with no list of models: <html>")
+
+
 def test_a_vllm_that_loads_no_adapters_goes_on_serving(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with FakeVllm(runtime_adapters=False) as fake, running(data, (fake.url,)) as proxy:

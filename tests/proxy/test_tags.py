@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import BadTag
-from proxy.tags import MAX_TAG, Tags, check_tag, read_tags
+from proxy.tags import MAX_TAG, TAG_HEADERS, Tags, check_tag, read_tags
 from storage.types import TaggedBy
+from tests.fake_vllm import FakeVllm
+from tests.proxy import raw
+from tests.proxy.running import CHAT, RunningProxy, request
 
 HEADER, URL, BODY, NONE = TaggedBy.HEADER, TaggedBy.URL, TaggedBy.BODY, TaggedBy.NONE
 
@@ -143,3 +147,19 @@ def test_a_tag_in_a_path_is_held_to_the_same() -> None:
     assert check_tag("the session id", "a/b") == "a/b"
     with pytest.raises(BadTag, match="the session id has 0 characters"):
         check_tag("the session id", "")
+
+
+@pytest.mark.parametrize("breaking", [b"\r", b"\n", b"\x00"], ids=["CR", "LF", "NUL"])
+def test_what_could_end_a_line_reaches_nobody(proxy: RunningProxy, fake: FakeVllm, breaking: bytes) -> None:
+    tag = b"a" + breaking + b"b"
+    for name in sorted(TAG_HEADERS):
+        answer = raw.ask(proxy.url, CHAT, request(), {name.decode(): tag})
+        assert answer.status == 400, name
+    quoted = quote(tag)
+    for prefix in (f"/session/{quoted}", f"/scenario/{quoted}", f"/scenario/c/session/{quoted}"):
+        assert raw.ask(proxy.url, prefix + CHAT, request()).status == 400
+    for field in ("session_id", "scenario_id"):
+        assert raw.ask(proxy.url, CHAT, request(metadata={field: tag.decode()})).status == 400
+    for act in ("end", "reward"):
+        assert raw.ask(proxy.url, f"/v1/sessions/{quoted}/{act}", b'{"value": 1}').status == 400
+    assert fake.calls() == []
