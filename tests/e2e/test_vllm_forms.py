@@ -152,13 +152,6 @@ async def test_the_logprobs_of_an_explored_call_are_those_of_temperature_one(vll
     assert len(differences) > 8
 
 
-async def test_a_response_repeats_the_sampling_that_its_client_asked_for(vllm: Server) -> None:
-    body: Body = {"model": "x", "input": "Name a colour.", "max_output_tokens": 8, "temperature": 0.25, "top_p": 0.5}
-    answer, capture = await _explored(vllm, body, "/v1/responses")
-    assert (answer.json()["temperature"], answer.json()["top_p"], answer.json()["top_logprobs"]) == (0.25, 0.5, None)
-    assert (capture["sampling"]["temperature"], capture["sampling"]["top_p"]) == (1.0, 1.0)
-
-
 async def test_a_schema_holds_under_exploration(vllm: Server) -> None:
     for _ in range(3):
         answer, capture = await _explored(vllm, {**FORMS["json schema"], "temperature": 0})

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.marked_calls import NONCE, TIMEOUT, Answer, Body, Server, captured, chat, mark_of, post
+from tests.e2e.marked_calls import TIMEOUT, Answer, Body, Server, captured, chat, mark_of, post
 
 pytestmark = pytest.mark.e2e
 
@@ -205,21 +205,6 @@ async def test_logprobs_that_nobody_asked_for_are_captured_and_not_shown(vllm: S
     assert mine["logprobs"] == pytest.approx(logprobs, abs=0.02)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_completions_of_several_prompts_keep_the_indices_of_the_client(
-    vllm: Server, names: list[str], stream: bool
-) -> None:
-    body = {"prompt": ["One, two,", "The sky is"], "n": 2, "max_tokens": 5, "seed": 1, "temperature": 1.0}
-    body |= {"model": "x", "logprobs": 0, "return_token_ids": True, "stream": stream}
-    answer, capture = await captured(vllm, "/v1/completions", body, names[1])
-    assert [(choice["index"], choice["prompt"]) for choice in capture["choices"]] == [(0, 0), (1, 0), (2, 1), (3, 1)]
-    for mine in capture["choices"]:
-        theirs = answer.choices(mine["index"])
-        assert mine["ids"] == [token for part in theirs for token in part["token_ids"] or []]
-        assert mine["logprobs"] == [one for part in theirs for one in part["logprobs"]["token_logprobs"]]
-        assert capture["prompts"][mine["prompt"]] == theirs[0]["prompt_token_ids"]
-
-
 ONE_CALL: dict[str, Body] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 8},
     "/v1/completions": {"prompt": "The sky is", "max_tokens": 8},
@@ -282,18 +267,6 @@ async def test_dialects_without_token_ids_are_captured_all_the_same(
         assert last not in answer.before
 
 
-async def test_structured_output_and_beam_search_are_told(vllm: Server, names: list[str]) -> None:
-    chosen = chat("Yes or no?", structured_outputs={"choice": ["yes", "no"]})
-    _, capture = await captured(vllm, "/v1/chat/completions", chosen, names[0])
-    assert capture["reason"] is None
-    assert capture["sampling"]["structured"] is True
-    beams = chat("Yes or no?", use_beam_search=True, n=2, max_tokens=3, temperature=0)
-    answer, capture = await captured(vllm, "/v1/chat/completions", beams, names[0])
-    assert len(answer.json()["choices"]) == 2
-    assert capture["reason"].startswith("beam search")
-    assert capture["choices"] == []
-
-
 # --- Who answers ----------------------------------------------------------------------------------------------
 
 
@@ -309,47 +282,6 @@ async def test_the_header_names_who_answers_and_the_body_is_echoed(vllm: Server,
         assert marked["choices"] == own["choices"]
         texts.append(own["choices"][0]["message"]["content"])
     assert len(set(texts)) == 3
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ONE_CALL)
-async def test_an_adapter_that_is_not_loaded_is_vllms_404(
-    vllm: Server, names: list[str], path: str, stream: bool
-) -> None:
-    body = {"stream": stream, **ONE_CALL[path]}
-    direct = await post(vllm, path, {**body, "model": "nobody@9"})
-    marked = await post(vllm, path, {**body, "model": vllm.model}, mark_of(vllm, "nobody@9"))
-    assert (direct.status, marked.status) == (404, 404)
-    assert marked.body == direct.body
-    assert (marked.version, marked.capture) == ("1 0", None)
-
-
-@pytest.mark.parametrize("mark", ["wrong {nonce} {model}", "{secret} short {model}", "{secret}", "{secret} {nonce}"])
-async def test_a_bad_header_is_as_good_as_none(vllm: Server, names: list[str], mark: str) -> None:
-    headers = {"x-slipstream": mark.format(secret=vllm.secret, nonce=NONCE, model=names[1])}
-    body = chat(QUESTIONS[0], temperature=0)
-    unknown = await post(vllm, "/v1/chat/completions", {**body, "model": "gpt-4o"}, headers)
-    known = await post(vllm, "/v1/chat/completions", {**body, "model": vllm.model}, headers)
-    assert (unknown.status, unknown.version) == (404, None)
-    assert (known.status, known.version, known.capture) == (200, None, None)
-
-
-async def test_the_plugin_shows_itself_to_the_proxy_alone(vllm: Server) -> None:
-    async with httpx.AsyncClient(base_url=vllm.base_url, timeout=TIMEOUT) as client:
-        for path in ("/health", "/v1/models"):
-            marked = await client.get(path, headers=mark_of(vllm, "-"))
-            assert (marked.status_code, marked.headers["x-slipstream"]) == (200, "1 0")
-            assert "x-slipstream" not in (await client.get(path)).headers
-    as_it_says = await post(vllm, "/v1/chat/completions", chat("Hi.", max_tokens=2), mark_of(vllm, "-"))
-    assert (as_it_says.status, as_it_says.version, as_it_says.capture) == (404, "1 0", None)
-
-
-async def test_an_error_before_any_token_carries_no_capture(vllm: Server, names: list[str]) -> None:
-    for wrong in ({"max_tokens": -1}, {"temperature": 9}, {"max_tokens": 100_000}):
-        direct = await post(vllm, "/v1/chat/completions", {**chat("Hi."), "model": names[1], **wrong})
-        marked = await post(vllm, "/v1/chat/completions", {**chat("Hi."), **wrong}, mark_of(vllm, names[1]))
-        assert (marked.status, marked.version, marked.capture) == (400, "1 0", None)
-        assert marked.body == direct.body
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -21,13 +21,14 @@ from tests.fake_vllm import (
     pooling,
     responses,
     tokenization,
+    tokens,
     transcriptions,
     validation,
 )
 from tests.fake_vllm.faults import Message, Send
 from tests.fake_vllm.replies import Asked, Reply, document, error
 from tests.fake_vllm.state import Received, State, Stored
-from tests.fake_vllm.validation import Refused
+from tests.fake_vllm.validation import Refused, Unread
 
 Receive = Callable[[], Awaitable[Message]]
 
@@ -52,6 +53,9 @@ _FORMS: dict[str, type[BaseModel]] = {
     "/v1/unload_lora_adapter": validation.AdapterName,
 }
 _TRANSCRIPTIONS = "/v1/audio/transcriptions"
+_READ = ("/v1/models", "/health")
+_OTHER_MODELS = frozenset([*pooling.ANSWERS, _TRANSCRIPTIONS])
+"""Paths that a model has which does something else than to write text."""
 
 
 class FakeApp:
@@ -113,6 +117,8 @@ class FakeApp:
             if no.kind != "Bad Request" and received.path.startswith("/v1/messages"):
                 return messages.error(no.status, no.kind, no.message)
             return error(no.status, no.kind, no.message, no.param)
+        except Unread:
+            return document({"detail": "There was an error parsing the body"}, 400)
         except (LookupError, AttributeError, TypeError, ValueError) as fault:
             # A request that has its form outside and not inside: vLLM says what its own code stumbled over.
             return error(400, "BadRequestError", f"{type(fault).__name__}: {fault}")
@@ -121,6 +127,11 @@ class FakeApp:
         method, path = received.method, received.path
         if method == "GET" and path == "/v1/models":
             return document({"object": "list", "data": self.state.cards()})
+        if self.state.text_only and path in _OTHER_MODELS:
+            return document({"detail": "Not Found"}, 404)
+        if path.endswith("/") and path[:-1] in self._paths:
+            there = f"http://{received.header('host')}{path[:-1]}".encode()
+            return Reply(307, (b"",), None, headers=((b"location", there),))
         if path.startswith("/v1/responses/"):
             return self._stored(method, path.removeprefix("/v1/responses/"))
         if path == _TRANSCRIPTIONS and method == "POST":
@@ -131,14 +142,15 @@ class FakeApp:
         found = control.reply(self.state, method, path, received.query)
         if found is not None:
             return found
-        if path in self._paths or path in ("/v1/models", _TRANSCRIPTIONS):
-            allowed = b"GET" if path == "/v1/models" else b"POST"
-            return Reply(405, (b'{"detail":"Method Not Allowed"}',), headers=((b"allow", allowed),))
+        if path in self._paths or path in (*_READ, _TRANSCRIPTIONS):
+            return _not_allowed(b"GET" if path in _READ else b"POST")
         return document({"detail": "Not Found"}, 404)
 
     def _post(self, received: Received, mark: capture.Mark | None) -> Reply:
         path = received.path
         given = validation.read_json(dict(received.headers), received.body)
+        if path == "/v1/chat/completions":
+            validation.check_messages(given)
         request = validation.read(_FORMS[path], given)
         if path == "/v1/load_lora_adapter":
             return self._load(request)
@@ -184,8 +196,7 @@ class FakeApp:
     def _generate(self, asked: Asked, path: str) -> Reply:
         request = asked.request
         validation.check_stream_options(request)
-        if not request[_GENERATING[path][1]]:
-            raise validation.wrong(f"{_GENERATING[path][1]} must not be empty", _GENERATING[path][1])
+        self._check_prompt(request, path)
         if not (request.get("max_tokens") == 0 and request.get("echo")):
             validation.check_sampling(request)
         match path:
@@ -196,6 +207,18 @@ class FakeApp:
             case "/v1/messages":
                 return messages.reply(asked)
         return self._responses(asked)
+
+    def _check_prompt(self, request: dict[str, Any], path: str) -> None:
+        """Raises Refused where nothing is asked, or more than fits."""
+        asked: Any = request.get(_GENERATING[path][1])
+        if path == "/v1/completions":
+            if not asked:
+                raise validation.wrong("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+            return
+        if asked == []:
+            raise validation.wrong("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        if self.state.text_only and path == "/v1/chat/completions" and tokens.multimodal(asked):
+            raise validation.wrong(f"{self.state.base} is not a multimodal model")
 
     def _responses(self, asked: Asked) -> Reply:
         request = asked.request
@@ -212,8 +235,11 @@ class FakeApp:
 
     def _stored(self, method: str, rest: str) -> Reply:
         response_id, _, action = rest.partition("/")
-        if (method, action) not in (("GET", ""), ("POST", "cancel")):
+        if action not in ("", "cancel"):
             return document({"detail": "Not Found"}, 404)
+        allowed = "POST" if action else "GET"
+        if method != allowed:
+            return _not_allowed(allowed.encode())
         if response_id not in self.state.stored:
             raise _unknown_response(response_id)
         if action:
@@ -225,6 +251,10 @@ class FakeApp:
         name, folder = request["lora_name"], request["lora_path"]
         if not name or not folder:
             raise validation.wrong("Both 'lora_name' and 'lora_path' must be provided.", kind="InvalidUserInput")
+        if name == self.state.base:
+            raise validation.wrong(
+                f"The lora adapter '{name}' conflicts with a served base model.", kind="InvalidUserInput"
+            )
         if name in self.state.adapters:
             text = (
                 f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
@@ -245,6 +275,10 @@ class FakeApp:
         if self.state.adapters.pop(name, None) is None:
             raise Refused(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
         return Reply(200, (f"Success: LoRA adapter '{name}' removed successfully.".encode(),), None)
+
+
+def _not_allowed(allowed: bytes) -> Reply:
+    return Reply(405, (b'{"detail":"Method Not Allowed"}',), headers=((b"allow", allowed),))
 
 
 def _unknown_response(response_id: str) -> Refused:

@@ -18,6 +18,8 @@ from tests.fake_vllm.tokens import multimodal
 HEADER = b"x-slipstream"
 AS_THE_BODY_SAYS = "-"
 _NONCE = re.compile(r"[0-9a-f]{32}")
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?"
+_EXPLORATION = re.compile(rf"temperature={_NUMBER},top_p={_NUMBER},top_k=[0-9]+,min_p={_NUMBER}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,9 @@ def read_mark(headers: Sequence[tuple[bytes, bytes]], secret: str | None) -> Mar
     given, nonce, model, *explored = values[0]
     if not hmac.compare_digest(given.encode(), secret.encode()) or not _NONCE.fullmatch(nonce):
         return None
-    pairs = [pair.split("=") for field_ in explored for pair in field_.split(",")]
+    if not model or any(not _EXPLORATION.fullmatch(told) for told in explored):
+        return None
+    pairs = [pair.split("=") for told in explored for pair in told.split(",")]
     exploration = {name: int(value) if name == "top_k" else float(value) for name, value in pairs}
     return Mark(nonce, None if model == AS_THE_BODY_SAYS else unquote(model), exploration)
 
@@ -47,7 +51,9 @@ def read_mark(headers: Sequence[tuple[bytes, bytes]], secret: str | None) -> Mar
 def payload(
     prompts: Sequence[list[int]], choices: Sequence[Choice], sampling: dict[str, Any], reason: str | None = None
 ) -> bytes:
-    """The capture, version 2."""
+    """The capture, version 2. What has a ``reason`` was not captured."""
+    if reason is not None:
+        prompts, choices = [[] for _ in prompts], []
     document = {
         "v": 2,
         "reason": reason,

@@ -6,13 +6,27 @@ from typing import Any
 
 from tests.fake_vllm import capture, tokens
 from tests.fake_vllm.engine import Choice, Piece, answer, named_tool, pieces
-from tests.fake_vllm.replies import DONE, FINGERPRINT, NO_DETAILS, STREAM, Asked, Reply, data, document, limit, usage
+from tests.fake_vllm.replies import (
+    DONE,
+    FINGERPRINT,
+    NO_DETAILS,
+    STREAM,
+    Asked,
+    Reply,
+    data,
+    document,
+    limit,
+    prompt_logprobs,
+    usage,
+)
+from tests.fake_vllm.validation import check_length
 
 
 def reply(asked: Asked) -> Reply:
     request = asked.request
     choices = [answer(asked.model, request, index, asked.calls_salt) for index in range(request.get("n") or 1)]
     prompt = tokens.prompt(request["messages"])
+    check_length(prompt)
     sampling = capture.sampling({**request, **asked.exploration}, limit(request, prompt))
     captured = capture.payload([prompt], choices, sampling, capture.refused(request))
     if request.get("stream"):
@@ -26,7 +40,7 @@ def reply(asked: Asked) -> Reply:
         "service_tier": None,
         "system_fingerprint": FINGERPRINT,
         "usage": {**usage([prompt], choices), **NO_DETAILS},
-        "prompt_logprobs": None,
+        "prompt_logprobs": prompt_logprobs(asked, prompt),
         "prompt_token_ids": prompt if request.get("return_token_ids") else None,
         "prompt_text": None,
         "kv_transfer_params": None,
@@ -43,7 +57,7 @@ def _choice(request: dict[str, Any], choice: Choice) -> dict[str, Any]:
     ]
     message = {
         "role": "assistant",
-        "content": choice.content or (None if calls and named_tool(request) is None else ""),
+        "content": choice.content or (None if calls and request.get("tool_choice") in (None, "auto") else ""),
         "refusal": None,
         "annotations": None,
         "audio": None,
@@ -105,7 +119,8 @@ def _running_usage(options: Any, prompt: list[int], count: int) -> dict[str, Any
     if not (getattr(options, "include_usage", False) and options.continuous_usage_stats):
         return {}
     total = len(prompt) + count
-    return {"usage": {"prompt_tokens": len(prompt), "total_tokens": total, "completion_tokens": count}}
+    told = {"prompt_tokens": len(prompt), "total_tokens": total, "completion_tokens": count}
+    return {"usage": {**told, "completion_tokens_details": None}}
 
 
 def _chunk(request: dict[str, Any], choice: Choice, piece: Piece) -> dict[str, Any]:
@@ -129,11 +144,11 @@ def _delta(choice: Choice, piece: Piece) -> dict[str, Any]:
             return {"reasoning": piece.text}
         case "call":
             call = choice.tool_calls[piece.call]
-            function = {"name": call.name, "arguments": ""}
-            return {"tool_calls": [{"id": call.id, "type": "function", "index": piece.call, "function": function}]}
+            opened = {"id": call.id, "type": "function", "index": piece.call, "function": {"name": call.name}}
+            return {"content": None, "tool_calls": [opened]}
         case "arguments":
-            return {"tool_calls": [{"index": piece.call, "function": {"arguments": piece.text}}]}
-        case "end" if choice.tool_calls or choice.reasoning:
+            return {"content": None, "tool_calls": [{"index": piece.call, "function": {"arguments": piece.text}}]}
+        case "end" if not piece.text:
             return {}
     return {"content": piece.text}
 

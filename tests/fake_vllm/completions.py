@@ -6,7 +6,20 @@ from typing import Any
 
 from tests.fake_vllm import capture, tokens
 from tests.fake_vllm.engine import Choice, Piece, ended, logprobs, pieces
-from tests.fake_vllm.replies import DONE, FINGERPRINT, NO_DETAILS, STREAM, Asked, Reply, data, document, limit, usage
+from tests.fake_vllm.replies import (
+    DONE,
+    FINGERPRINT,
+    NO_DETAILS,
+    STREAM,
+    Asked,
+    Reply,
+    data,
+    document,
+    limit,
+    prompt_logprobs,
+    usage,
+)
+from tests.fake_vllm.validation import check_length
 
 _DEFAULT_TOKENS = 16
 
@@ -14,13 +27,15 @@ _DEFAULT_TOKENS = 16
 def reply(asked: Asked) -> Reply:
     request = {**asked.request, "max_tokens": _limit(asked.request)}
     prompts = _prompts(request["prompt"])
+    for prompt in prompts:
+        check_length(prompt)
     choices = [
         _answer(asked, request, prompt, number, index)
         for number, prompt in enumerate(prompts)
         for index in range(request.get("n") or 1)
     ]
     sampling = capture.sampling({**request, **asked.exploration}, limit(request, prompts[0]))
-    captured = capture.payload(prompts, choices, sampling, capture.refused(request))
+    captured = capture.payload(prompts, choices, sampling, capture.refused(asked.request))
     if request.get("stream"):
         return _stream(asked, prompts, choices, captured)
     whole = {
@@ -68,7 +83,7 @@ def _choice(asked: Asked, choice: Choice, prompt: list[int]) -> dict[str, Any]:
         "finish_reason": choice.finish,
         "stop_reason": choice.stop,
         "token_ids": choice.ids if request.get("return_token_ids") else None,
-        "prompt_logprobs": _prompt_logprobs(asked, prompt) if request.get("prompt_logprobs") is not None else None,
+        "prompt_logprobs": prompt_logprobs(asked, prompt),
         "prompt_token_ids": prompt if request.get("return_token_ids") else None,
         "routed_experts": None,
     }
@@ -87,19 +102,11 @@ def _echoed(
     return before + text, [*prompt, *ids], [*known, *values]
 
 
-def _prompt_logprobs(asked: Asked, prompt: list[int]) -> list[dict[str, Any] | None]:
-    values = logprobs(asked.model.weights, prompt)
-    return [None] + [
-        {str(token): {"logprob": value, "rank": 1, "decoded_token": tokens.string(token)}}
-        for token, value in zip(prompt[1:], values[1:], strict=True)
-    ]
-
-
 def _stream(asked: Asked, prompts: list[list[int]], choices: list[Choice], captured: bytes) -> Reply:
     request = asked.request
     head = {"id": asked.id("cmpl-"), "object": "text_completion", "created": asked.created, "model": asked.name}
     options = request.get("stream_options")
-    offsets = [0] * len(choices)
+    offsets, counts = [0] * len(choices), [0] * len(choices)
     steps = [pieces(choice) for choice in choices]
     frames: list[bytes] = []
     finish = 0
@@ -112,12 +119,22 @@ def _stream(asked: Asked, prompts: list[list[int]], choices: list[Choice], captu
             )
             offsets[choice.index] += sum(len(tokens.string(token)) for token in its[turn].ids)
             finish = len(frames)
+            counts[choice.index] += len(its[turn].ids)
             last = its[turn].kind == "end" and not getattr(options, "include_usage", False)
-            frames.append(data({**head, "choices": [told], **({"system_fingerprint": FINGERPRINT} if last else {})}))
+            frame = {**head, "choices": [told], **({"system_fingerprint": FINGERPRINT} if last else {})}
+            frames.append(data({**frame, **_running_usage(options, prompts[choice.prompt], counts[choice.index])}))
     if getattr(options, "include_usage", False):
         end = {**head, "choices": [], "usage": usage(prompts, choices), "system_fingerprint": FINGERPRINT}
         frames.append(data(end))
     return Reply(200, (*frames, DONE), STREAM, capture=captured, finish=finish)
+
+
+def _running_usage(options: Any, prompt: list[int], count: int) -> dict[str, Any]:
+    """What `continuous_usage_stats` adds to every chunk."""
+    if not (getattr(options, "include_usage", False) and options.continuous_usage_stats):
+        return {}
+    total = len(prompt) + count
+    return {"usage": {"prompt_tokens": len(prompt), "total_tokens": total, "completion_tokens": count}}
 
 
 def _chunk(asked: Asked, choice: Choice, piece: Piece, prompt: list[int] | None, offset: int) -> dict[str, Any]:
@@ -134,7 +151,7 @@ def _chunk(asked: Asked, choice: Choice, piece: Piece, prompt: list[int] | None,
         "logprobs": _logprobs(request, ids, values, offset),
         "finish_reason": choice.finish if ended else None,
         "stop_reason": choice.stop if ended else None,
-        "prompt_token_ids": prompt if told else None,
+        "prompt_token_ids": prompt if told or request.get("echo") else None,
         "token_ids": piece.ids if told else None,
     }
 

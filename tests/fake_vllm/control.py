@@ -33,7 +33,7 @@ def reply(state: State, method: str, path: str, query: bytes) -> Reply | None:
     """The answer of a control path; None where there is no such path."""
     if method == "GET":
         if path in ("/health", "/ping"):
-            return Reply(200, (b"",))
+            return Reply(200, (b"",), None)
         if path == "/metrics":
             return Reply(200, (_metrics(state),), b"text/plain; version=0.0.4; charset=utf-8")
         if path in ("/is_sleeping", "/is_paused"):

@@ -63,7 +63,7 @@ class Piece:
     """What one step of the engine adds to a choice."""
 
     kind: str
-    """`reasoning`, `content`, `call` (its text is the call's id), `arguments`, or `end`."""
+    """`reasoning`, `content`, `call` (its text is the call's id), `arguments`, or `end`, which may bring content."""
     text: str
     ids: list[int]
     logprobs: list[float]
@@ -130,14 +130,27 @@ def ended(model: Model, request: dict[str, Any], choice: Choice, before: list[in
 
 
 def pieces(choice: Choice) -> list[Piece]:
-    """The choice in the steps of a stream; their ids, joined, are the choice's."""
+    """The choice in the steps of a stream; their ids, joined, are the choice's.
+
+    What ends at a limit or a stop string ends with its last content, else with a token of its own.
+    """
     found: list[Piece] = []
     at = 0
     for kind, text, written, call in _steps(choice):
         end = min(at + len(tokens.encode(written)), len(choice.ids))
         found.append(Piece(kind, text, choice.ids[at:end], choice.logprobs[at:end], call))
         at = end
-    return [*found, Piece("end", "", choice.ids[at:], choice.logprobs[at:])]
+    closing = Piece("end", "", choice.ids[at:], choice.logprobs[at:])
+    if found and found[-1].kind == "content" and (choice.finish == "length" or choice.stop is not None):
+        last = found.pop()
+        closing = Piece("end", last.text, last.ids + closing.ids, last.logprobs + closing.logprobs)
+    return [*found, closing]
+
+
+def said(choice: Choice) -> list[Piece]:
+    """The steps that bring something, each by what it brings."""
+    steps = [replace(piece, kind="content") if piece.kind == "end" else piece for piece in pieces(choice)]
+    return [piece for piece in steps if piece.kind == "call" or piece.text]
 
 
 def _steps(choice: Choice) -> Iterator[tuple[str, str, str, int]]:

@@ -66,6 +66,9 @@ _REPEATED = "x-stainless-retry-count"
 CONNECTION = "fake.connection"
 """The scope's extension that holds the connection; see `server.Protocol`."""
 
+SERVER = ((b"date", replies.DATE), (b"server", b"uvicorn"))
+"""The headers that the server gives every response."""
+
 HUGE = 3_000_000
 _FOREVER = 600.0
 _LINGER_SECONDS = 0.3
@@ -279,7 +282,7 @@ async def _break(connection: Connection, message: bytes, fault: Fault, send: Sen
 
 
 def _head(reply: Reply, messages: list[bytes], frame: bytes, mark: capture.Mark | None) -> list[tuple[bytes, bytes]]:
-    headers = [(b"server", b"uvicorn"), *reply.headers]
+    headers = list(reply.headers)
     if reply.content_type is not None:
         headers.append((b"content-type", reply.content_type))
     sized = not reply.streamed and _CHUNKED not in reply.headers
@@ -296,7 +299,7 @@ async def _write_raw(
     """A response past the server, which would not write it so; then the connection is closed."""
     body = b"".join(messages)
     error = {"long-length": _LENGTH_ERROR, "short-length": -_LENGTH_ERROR}.get(fault.name, 0)
-    pairs = [pair for pair in head if pair[0] not in (b"content-length", b"transfer-encoding")]
+    pairs = [pair for pair in (*SERVER, *head) if pair[0] not in (b"content-length", b"transfer-encoding")]
     pairs.append((b"content-length", b"%d" % (len(body) + error)))
     if fault.name == "both-lengths":
         pairs.append(_CHUNKED)

@@ -6,14 +6,16 @@ import json
 from typing import Any
 
 from tests.fake_vllm import capture, conversations, tokens
-from tests.fake_vllm.engine import Choice, Piece, answer, pieces
+from tests.fake_vllm.engine import Choice, Piece, answer, pieces, said
 from tests.fake_vllm.replies import STREAM, Asked, Reply, document, event, limit
+from tests.fake_vllm.validation import check_length
 
 
 def reply(asked: Asked) -> Reply:
     chat = conversations.of_messages(asked.request)
     choice = answer(asked.model, chat, 0, asked.calls_salt)
     prompt = tokens.prompt(chat["messages"])
+    check_length(prompt)
     sampling = capture.sampling({**chat, **asked.exploration}, limit(chat, prompt))
     captured = capture.payload([prompt], [choice], sampling, capture.refused(chat))
     if asked.request.get("stream"):
@@ -75,9 +77,7 @@ def _stream(asked: Asked, prompt: list[int], choice: Choice, captured: bytes) ->
     frames = [_event("message_start", message=start)]
     opened: tuple[str, int] | None = None
     block = 0
-    for piece in pieces(choice):
-        if piece.kind == "end":
-            break
+    for piece in said(choice):
         kind = "call" if piece.kind == "arguments" else piece.kind
         if opened != (kind, piece.call):
             if opened is not None:
@@ -87,7 +87,8 @@ def _stream(asked: Asked, prompt: list[int], choice: Choice, captured: bytes) ->
             frames.append(_event("content_block_start", index=block, content_block=_opening(choice, piece)))
         if piece.kind != "call" and piece.text:
             frames.append(_event("content_block_delta", index=block, delta=_delta(piece)))
-    finish = len(frames)
+    # What ends with content has it in a frame behind the capture.
+    finish = len(frames) - bool(pieces(choice)[-1].text)
     if opened is not None:
         frames += _close(asked, opened[0], block)
     delta = {"stop_reason": _stop_reason(choice), "stop_sequence": None if choice.tool_calls else choice.stop}

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fake_vllm.engine import Choice, Model
+from tests.fake_vllm import tokens
+from tests.fake_vllm.engine import Choice, Model, logprobs
 from tests.fake_vllm.validation import MAX_MODEL_LEN
 
 DONE = b"data: [DONE]\n\n"
 STREAM = b"text/event-stream; charset=utf-8"
 CREATED = 1_700_000_000
+DATE = b"Tue, 14 Nov 2023 22:13:20 GMT"
+"""Of every response, so that equal requests have equal answers."""
 FINGERPRINT = "vllm-0.32.0-fake"
 
 
@@ -74,6 +77,18 @@ def usage(prompts: Sequence[list[int]], choices: Sequence[Choice]) -> dict[str, 
 
 NO_DETAILS = {"prompt_tokens_details": None, "completion_tokens_details": None}
 """What else stands in the usage of a plain response."""
+
+
+def prompt_logprobs(asked: Asked, prompt: list[int]) -> list[dict[str, Any] | None] | None:
+    """Those of a prompt, where they are asked for; an echo with logprobs asks for them, too."""
+    request = asked.request
+    if request.get("prompt_logprobs") is None and not (request.get("echo") and request.get("logprobs") is not None):
+        return None
+    values = logprobs(asked.model.weights, prompt)
+    return [None] + [
+        {str(token): {"logprob": value, "rank": 1, "decoded_token": tokens.string(token)}}
+        for token, value in zip(prompt[1:], values[1:], strict=True)
+    ]
 
 
 def limit(request: dict[str, Any], prompt: list[int]) -> int:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.fake_vllm import capture, conversations, tokens
-from tests.fake_vllm.engine import Choice, Piece, answer, pieces
+from tests.fake_vllm.engine import Choice, Piece, answer, said
 from tests.fake_vllm.replies import STREAM, Asked, Reply, document, event, limit
+from tests.fake_vllm.validation import check_length
 
 Item = dict[str, Any]
 
@@ -17,6 +18,7 @@ def reply(asked: Asked, earlier: list[dict[str, Any]]) -> tuple[Reply, dict[str,
     chat = conversations.of_responses(asked.request, earlier)
     choice = answer(asked.model, chat, 0, asked.calls_salt)
     prompt = tokens.prompt(chat["messages"])
+    check_length(prompt)
     most = limit(chat, prompt)
     sampling = capture.sampling({**chat, **asked.exploration}, most)
     captured = capture.payload([prompt], [choice], sampling, capture.refused(chat))
@@ -110,15 +112,15 @@ def _usage(prompt: list[int], choice: Choice) -> dict[str, Any]:
         "input_tokens_details": {
             "cached_tokens": 0,
             "cache_write_tokens": 0,
-            "input_tokens_per_turn": [asked],
-            "cached_tokens_per_turn": [0],
+            "input_tokens_per_turn": [],
+            "cached_tokens_per_turn": [],
         },
         "output_tokens": sampled,
         "output_tokens_details": {
             "reasoning_tokens": len(tokens.encode(choice.reasoning)),
             "tool_output_tokens": 0,
-            "output_tokens_per_turn": [sampled],
-            "tool_output_tokens_per_turn": [0],
+            "output_tokens_per_turn": [],
+            "tool_output_tokens_per_turn": [],
         },
         "total_tokens": asked + sampled,
     }
@@ -190,9 +192,7 @@ def _events(asked: Asked, choice: Choice) -> Iterator[Event]:
     opened: tuple[str, int] | None = None
     output = _output(asked, choice)
     at = -1
-    for piece in pieces(choice):
-        if piece.kind == "end":
-            break
+    for piece in said(choice):
         kind = "call" if piece.kind == "arguments" else piece.kind
         if opened != (kind, piece.call):
             if opened is not None:

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from storage.tokens import unpacked
 from tests.fake_vllm.app import FakeApp
-from tests.fake_vllm.faults import CONNECTION
+from tests.fake_vllm.faults import CONNECTION, SERVER
 from tests.fake_vllm.state import Received, State
 
 _START_SECONDS = 60.0
@@ -95,13 +95,14 @@ class FakeVllm:
         unique_ids: bool = False,
         stores: bool = False,
         allowed_origins: tuple[str, ...] = (),
+        text_only: bool = False,
     ) -> None:
-        """``port`` 0: the OS chooses, at the first start. For the next two see `State`.
+        """``port`` 0: the OS chooses, at the first start. For `unique_ids`, `stores` and `text_only` see `State`.
 
         ``allowed_origins`` are those of browsers' pages, as vLLM's option has them, and in vLLM's way.
         """
         self.secret = secret
-        self.state = State(model, "/models/base", unique_ids=unique_ids, stores=stores)
+        self.state = State(model, "/models/base", unique_ids=unique_ids, stores=stores, text_only=text_only)
         self._app = FakeApp(self.state, secret, runtime_adapters=runtime_adapters)
         served = CORSMiddleware(self._app, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"])
         self._serving = Serving(served, Protocol)
@@ -194,5 +195,6 @@ def config(app: Any, protocol: type[asyncio.Protocol], port: int = 0) -> uvicorn
         access_log=False,
         server_header=False,
         date_header=False,
+        headers=[(name.decode(), value.decode()) for name, value in SERVER] if protocol is Protocol else None,
         timeout_graceful_shutdown=1,
     )

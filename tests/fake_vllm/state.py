@@ -78,6 +78,8 @@ class State:
     """Parts that may be written of answers with the fault `step`."""
     running: int = 0
     """The answers that are being generated or written."""
+    text_only: bool = False
+    """As a model of text is served: without embeddings, pictures and sound."""
     stores: bool = False
     """As with `VLLM_ENABLE_RESPONSES_API_STORE=1`: responses can be read again, and continued by their id."""
     stored: dict[str, Stored] = field(default_factory=dict)

@@ -22,6 +22,10 @@ class Refused(Exception):
         self.param = param
 
 
+class Unread(Exception):
+    """The body is no text at all: FastAPI answers, and in its own form."""
+
+
 class _Request(BaseModel):
     # Unknown fields are welcome: vLLM passes over them.
     model_config = ConfigDict(extra="allow", protected_namespaces=())
@@ -67,7 +71,7 @@ class Chat(_OpenAI):
 
 class Completion(_OpenAI):
     prompt: str | list[int] | list[str] | list[list[int]] | None = None
-    n: int | None = 1
+    n: int = 1
     logprobs: int | None = None
 
 
@@ -142,7 +146,7 @@ def read_json(headers: dict[bytes, bytes], body: bytes) -> Any:
         found = {"type": "json_invalid", "loc": f"body.{error.pos}", "msg": "JSON decode error", "ctx": error.msg}
         raise malformed([found], f"body.{error.pos}") from error
     except (ValueError, RecursionError) as error:
-        raise Refused(400, "Bad Request", "There was an error parsing the body") from error
+        raise Unread from error
 
 
 def read(form: type[BaseModel], document: Any) -> dict[str, Any]:
@@ -151,9 +155,30 @@ def read(form: type[BaseModel], document: Any) -> dict[str, Any]:
         found = form.model_validate(document)
     except ValidationError as error:
         told = error.errors(include_url=False, include_input=False, include_context=False)
-        param = ".".join(["body", *(str(part) for part in told[0]["loc"])])
+        # Of several types that a field may have, the name of the first is not told.
+        param = ".".join(["body", *(str(part) for part in told[0]["loc"] if part != "str")])
         raise malformed([{**one, "loc": param} for one in told], param) from error
     return {**document, **{name: getattr(found, name) for name in found.model_fields_set & form.model_fields.keys()}}
+
+
+_MESSAGE = "ChatCompletionDeveloperMessageParam"
+"""The first of the types that a message of chat may have, which errors name."""
+
+
+def check_messages(document: Any) -> None:
+    """Raises Refused as vLLM does for a conversation in chat that is none."""
+    if not isinstance(document, dict) or "messages" not in document:
+        return
+    messages = document["messages"]
+    if messages is None or isinstance(messages, int | float):
+        raise wrong(f"'{type(messages).__name__}' object is not iterable")
+    for number, one in enumerate(messages if isinstance(messages, list) else ()):
+        where = f"body.messages.{number}.{_MESSAGE}"
+        if not isinstance(one, dict):
+            raise malformed([{"type": "dict_type", "loc": where, "msg": "Input should be a valid dictionary"}], where)
+        if "role" not in one:
+            missing = {"type": "missing", "loc": f"{where}.role", "msg": "Field required"}
+            raise malformed([missing], f"{where}.role")
 
 
 def malformed(told: list[Any], param: str | None = None) -> Refused:
@@ -168,6 +193,7 @@ def wrong(message: str, param: str | None = None, kind: str = "BadRequestError")
     return Refused(400, kind, message, param)
 
 
+_MOST_CHOICES = 16_384
 _RANGES = {
     "temperature": (0.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
@@ -178,9 +204,13 @@ _RANGES = {
 
 def check_sampling(request: dict[str, Any]) -> None:
     """Raises Refused where vLLM's sampling parameters do."""
-    n, limit = request.get("n"), _limit(request)
+    n, (limited, limit) = request.get("n"), _limit(request)
     if n is not None and n < 1:
-        raise wrong(f"n must be at least 1, got {n}.", "n")
+        raise wrong(f"n must be at least 1, got {n}.")
+    if n is not None and n > _MOST_CHOICES:
+        raise wrong(f"n must be at most {_MOST_CHOICES}, got {n}.")
+    if request.get("top_logprobs") and request.get("messages") and not request.get("logprobs"):
+        raise wrong("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
     for name, (least, most) in _RANGES.items():
         value = request.get(name)
         if value is not None and not (math.isfinite(value) and least <= value <= most):
@@ -191,18 +221,28 @@ def check_sampling(request: dict[str, Any]) -> None:
     if limit is not None and limit < 1:
         raise wrong(f"max_tokens must be at least 1, got {limit}.", "max_tokens")
     if limit is not None and limit > MAX_MODEL_LEN:
-        text = f"max_tokens={limit} cannot be greater than max_model_len={MAX_MODEL_LEN}. Please request fewer tokens."
-        raise wrong(text, "max_tokens")
+        text = f"{limited}={limit} cannot be greater than max_model_len={MAX_MODEL_LEN}."
+        raise wrong(f"{text} Please request fewer output tokens.", limited)
 
 
 def check_stream_options(request: dict[str, Any]) -> None:
     if request.get("stream_options") and not request.get("stream"):
-        raise malformed(["Stream options can only be defined when `stream=True`."], "stream_options")
+        raise wrong("Stream options can only be defined when `stream=True`.", "stream_options")
 
 
-def _limit(request: dict[str, Any]) -> int | None:
+def check_length(prompt: list[int]) -> None:
+    """Raises Refused for a prompt that leaves no room for an answer."""
+    if len(prompt) >= MAX_MODEL_LEN:
+        text = (
+            f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, your prompt contains at least "
+            f"{MAX_MODEL_LEN + 1} input tokens, which exceeds this limit even without any output tokens."
+        )
+        raise wrong(text, "input_tokens")
+
+
+def _limit(request: dict[str, Any]) -> tuple[str, int | None]:
+    """The field that limits the answer, and its limit."""
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         if request.get(name) is not None:
-            limit: int = request[name]
-            return limit
-    return None
+            return name, int(request[name])
+    return "max_tokens", None

@@ -78,7 +78,7 @@ def test_the_end_waits_for_calls_under_way(proxy: RunningProxy, recorded: Record
     with proxy.client.stream(
         "POST",
         "/v1/chat/completions",
-        content=b'{"model":"agent","stream":true,"messages":[{"content":"x"}]}',
+        content=b'{"model":"agent","stream":true,"messages":[{"role":"user","content":"x"}]}',
         headers=tags(sid, "stall:2"),
     ) as stream:
         parts = stream.iter_raw()
