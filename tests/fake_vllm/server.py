@@ -95,14 +95,13 @@ class FakeVllm:
         unique_ids: bool = False,
         stores: bool = False,
         allowed_origins: tuple[str, ...] = (),
-        text_only: bool = False,
     ) -> None:
-        """``port`` 0: the OS chooses, at the first start. For `unique_ids`, `stores` and `text_only` see `State`.
+        """``port`` 0: the OS chooses, at the first start. For the next two see `State`.
 
         ``allowed_origins`` are those of browsers' pages, as vLLM's option has them, and in vLLM's way.
         """
         self.secret = secret
-        self.state = State(model, "/models/base", unique_ids=unique_ids, stores=stores, text_only=text_only)
+        self.state = State(model, "/models/base", unique_ids=unique_ids, stores=stores)
         self._app = FakeApp(self.state, secret, runtime_adapters=runtime_adapters)
         served = CORSMiddleware(self._app, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"])
         self._serving = Serving(served, Protocol)

@@ -17,7 +17,8 @@ from tests.vllm_contract.contract import *  # noqa: F403 - the tests
 def contract(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     adapter = tmp_path_factory.mktemp("adapter")
     (adapter / WEIGHTS).write_bytes(b"an adapter")
-    with FakeVllm(text_only=True) as fake:
+    with FakeVllm() as fake:
+        fake.state.text_only = True
         vllm = Vllm.at(fake.url, SECRET, "base-model", adapter)
         yield vllm
         vllm.client.close()

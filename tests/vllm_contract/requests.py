@@ -147,11 +147,11 @@ _LONG = "word " * 30_000
 """More than either vLLM's context."""
 
 
-def _wrong(name: str, path: str, form: Body, asked: str) -> dict[str, Request]:
-    """What is wrong with a request of any dialect. ``asked`` names the field that says what is asked."""
+def _wrong_bodies(path: str, form: Body, asked: str) -> dict[str, Body | bytes]:
+    """``asked`` names the field that says what is asked."""
     limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
     without = {key: value for key, value in form.items() if key != asked}
-    bodies: dict[str, Body | bytes] = {
+    return {
         "unknown model": {**form, "model": "nobody"},
         "unknown model, streamed": {**form, "model": "nobody", "stream": True},
         "no model": {**form, "model": None},
@@ -177,6 +177,11 @@ def _wrong(name: str, path: str, form: Body, asked: str) -> dict[str, Request]:
         "empty": b"{}",
         "too long": {**form, asked: _LONG if asked in ("prompt", "input") else [{"role": "user", "content": _LONG}]},
     }
+
+
+def _wrong(name: str, path: str, form: Body, asked: str) -> dict[str, Request]:
+    """What is wrong with a request of any dialect."""
+    bodies = _wrong_bodies(path, form, asked)
     if path in (CHAT, COMPLETIONS):
         bodies |= {
             "n 0": {**form, "n": 0},
