@@ -192,8 +192,8 @@ class Connection(asyncio.Protocol):
             self.abort()  # bytes that nobody asked for
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._response is None:
-            return
+        if self._response is None or self._asked is None:
+            return  # a trailer is no header
         name = name.lower()
         self._response.headers.append((name, value))
         if name == b"content-length":

@@ -120,7 +120,7 @@ class Repeats:
 
 def is_repeated(headers: Headers) -> bool:
     """Whether the client says that it made this call before. OpenAI's and Anthropic's SDKs count their retries."""
-    return any(name == _RETRIES and value.isdigit() and int(value) > 0 for name, value in headers)
+    return any(name == _RETRIES and value.isdigit() and value.strip(b"0") for name, value in headers)
 
 
 def key_of(identity: Identity, path: str, query: bytes, body: bytes) -> bytes:

@@ -167,3 +167,11 @@ async def test_names_and_passwords_in_the_address() -> None:
         assert b"\r\nhost: 127.0.0.1:%d\r\n" % server.port in server.requests[0]
     with pytest.raises(ValueError, match="has no host"):
         Connections("http://", None)
+
+
+async def test_trailers_are_not_headers() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Late: 1\r\nServer: other\r\n\r\n"
+    async with serving(answer) as (_, connections):
+        response = await ask(connections)
+        assert await whole(response) == b"ok"
+        assert response.headers == [(b"transfer-encoding", b"chunked")]

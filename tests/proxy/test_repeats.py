@@ -123,3 +123,8 @@ def test_a_key_tells_apart_what_is_not_equal() -> None:
         key_of(one, "/v1/chat/completions", b"", b"{ }"),
     ]
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(("count", "repeated"), [(b"0", False), (b"00", False), (b"1", True), (b"9" * 5000, True)])
+def test_a_count_of_any_length_is_read(count: bytes, repeated: bool) -> None:
+    assert is_repeated([(b"x-stainless-retry-count", count)]) is repeated
