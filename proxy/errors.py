@@ -14,6 +14,7 @@
   * NotServing           503: vLLM answers, but cannot serve this call now
 * UpstreamFault          vLLM refused what the proxy itself asked of it
 * CannotServe            the proxy does not start, and says why
+  * BadFolder            the data folder cannot be used
   * DataInUse            another proxy works on the data folder
   * PublicWithoutKeys    other machines could reach it, and no client key is asked for
 """
@@ -121,6 +122,10 @@ class CannotServe(Exception):
 
 class PublicWithoutKeys(CannotServe):
     """The text names the address, and how a first key is made."""
+
+
+class BadFolder(CannotServe):
+    """The text names the folder, and why it cannot be used."""
 
 
 class DataInUse(CannotServe):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import socket
 from types import FrameType
 
 import uvicorn
@@ -95,6 +97,12 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=settings.drain,
             )
         )
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        # A call takes two files, and the usual limit of 1024 is for programs that use `select`.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        super().run(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:

@@ -86,10 +86,10 @@ class SessionTable:
         """Close a session once no call of it is under way; returns whether it was open, or is known at all."""
         session = self._open.get(identity)
         if session is None:
-            known = sessions.newest(self._db, identity)
-            if known is not None and self._recorder.close(Close(identity, by, now)):
+            known = self.knows(identity, None, in_doubt=True)
+            if known and self._recorder.close(Close(identity, by, now)):
                 self._remember_ended(identity, by)
-            return known is not None
+            return known
         session.ends = by
         self._close_if_due(session, now)
         return True
@@ -113,15 +113,15 @@ class SessionTable:
         else:
             session.ends = None
 
-    def knows(self, identity: Identity, episode: int | None) -> bool:
-        """Whether there is such a session (``episode`` None: any episode of it)."""
+    def knows(self, identity: Identity, episode: int | None, *, in_doubt: bool = False) -> bool:
+        """Whether there is such a session (``episode`` None: any episode of it); ``in_doubt`` where nobody can tell."""
         if episode is None and (identity in self._open or identity in self._ended):
             return True  # maybe before the database knows it
         try:
             return sessions.find(self._db, identity, episode) is not None
         except DatabaseError as error:
             _log.error("whether there is %s is not known, for the database cannot be read: %r", identity, error)
-            return False
+            return in_doubt
 
     def has_ended(self, identity: Identity) -> bool:
         """Whether the session was ended, not long ago: a further call of its id begins the next episode."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from proxy import lock
+from proxy.errors import BadFolder
 from storage.states import CallOutcome, SessionState
 from tests.fake_vllm import FakeVllm
 from tests.proxy import raw
@@ -31,7 +34,10 @@ def vllm() -> Iterator[FakeVllm]:
 
 @pytest.fixture(scope="module")
 def process(vllm: FakeVllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files[1] // 2, files[1]))
     started = ProxyProcess(tmp_path_factory.mktemp("process") / "data", vllm.url, vllm.secret or "")
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
     started.wait()
     yield started
     started.kill()
@@ -66,6 +72,11 @@ def test_a_full_disk_stops_recording_and_no_agent(process: ProxyProcess) -> None
         assert_exact(call, [{"role": "user", "content": name}], [f"base-model answers (0) “{name}” — déjà vu, 日本 😀"])
     assert recorded.session("full") is None
     recorded.db.close()
+
+
+def test_the_process_may_have_as_many_files_as_the_system_allows(process: ProxyProcess) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE) == (most, most)
 
 
 def test_a_second_proxy_on_the_data_folder_does_not_start(vllm: FakeVllm, process: ProxyProcess) -> None:
@@ -109,3 +120,9 @@ def test_kill_9_loses_nothing_that_a_client_read_to_its_end(vllm: FakeVllm, proc
     until(lambda: recorded.closed("broken"))
     recorded.db.close()
     proxy.stop()
+
+
+@pytest.mark.parametrize("folder", ["/dev/null", "/proc/nothing/data"])
+def test_a_data_folder_that_cannot_be_used_is_one_clear_line(folder: str) -> None:
+    with pytest.raises(BadFolder, match=f"the data folder {folder} cannot be used .*SLIPSTREAM_DATA"):
+        lock.take(Path(folder))

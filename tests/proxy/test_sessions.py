@@ -74,6 +74,18 @@ def test_a_database_that_cannot_be_read_stops_no_agent(start_proxy: StartProxy) 
     assert proxy.chat(headers=tags("s")).headers["x-policy-version"] == "policy@0"
 
 
+def test_an_end_is_kept_when_nobody_can_tell_whether_there_is_such_a_session(start_proxy: StartProxy) -> None:
+    proxy = start_proxy(idle=0.05)
+    recorded = Recorded(proxy.data)
+    proxy.chat(headers=tags("s"))
+    until(lambda: recorded.closed("s"))
+    context: Context = proxy.app.fastapi.state.context
+    context.table._db.close()
+    answer = proxy.client.post("/v1/sessions/s/end")
+    assert (answer.status_code, answer.json()) == (200, {"session": "s", "state": "closed"})
+    until(lambda: (found := recorded.session("s")) and found.closed_by is ClosedBy.ENDED)
+
+
 def test_the_end_waits_for_calls_under_way(proxy: RunningProxy, recorded: Recorded, sid: str) -> None:
     with proxy.client.stream(
         "POST",
