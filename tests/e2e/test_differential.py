@@ -97,6 +97,8 @@ _SAMPLING = {
 _STREAM_OPTIONS = st.sampled_from([{"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}])
 _LENGTH = st.sampled_from([1, 8, 12])
 _TURNS = st.lists(_object(role=st.sampled_from(["user", "assistant"]), content=TEXT | _PARTS), min_size=1, max_size=2)
+_INPUTS = st.lists(_object(type=st.just("input_text"), text=TEXT), min_size=1, max_size=2)
+_ITEMS = st.lists(_object(role=st.just("user"), content=TEXT | _INPUTS), min_size=1, max_size=2)
 _FUNCTION = {"name": "look", "description": "Looks.", "parameters": _SCHEMA}
 
 ASKED: dict[str, tuple[dict[str, Strategy[Any]], dict[str, Strategy[Any]]]] = {
@@ -123,7 +125,7 @@ ASKED: dict[str, tuple[dict[str, Strategy[Any]], dict[str, Strategy[Any]]]] = {
         {**_SAMPLING, "logprobs": st.sampled_from([0, 2]), "echo": st.just(True), "stream_options": _STREAM_OPTIONS},
     ),
     RESPONSES: (
-        {"input": TEXT | _TURNS, "max_output_tokens": _LENGTH},
+        {"input": TEXT | _ITEMS, "max_output_tokens": _LENGTH},
         {
             "top_p": _SAMPLING["top_p"],
             "instructions": TEXT,
@@ -204,7 +206,7 @@ def test_generated_requests_are_answered_alike(both: Both, path: str, report: Re
             assert mine == joined(again.content, stream=stream)
 
     ask()
-    assert statuses.count(200) > len(statuses) / 2
+    assert statuses.count(200) >= 10
     assert len(set(statuses)) > 1
     report(f"{path}: {statuses.count(200)} of {len(statuses)} generated requests were answered, the others refused")
 
