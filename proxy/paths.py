@@ -111,4 +111,11 @@ def read_segment(name: str, text: bytes) -> str:
 
 def _unknown(method: str, raw_path: bytes) -> NoSuchPath:
     shown = raw_path[:200].decode("ascii", "backslashreplace")
+    # What the clients make of a base URL with too little or too much: OpenAI's add no /v1, Anthropic's do.
+    prefix = _PREFIX.match(raw_path)
+    # `/session/v1/...` lacks the session, not a /v1.
+    path = raw_path[prefix.end() :] if prefix is not None and b"v1" not in prefix.groups() else b""
+    for meant, hint in ((b"/v1" + path, "ends in /v1"), (path.removeprefix(b"/v1"), "has no /v1 of its own")):
+        if _look_up(meant)[0] is not None:
+            return NoSuchPath(f"{method} {shown} is not served here, {meant.decode()} is: the base URL {hint}")
     return NoSuchPath(f"{method} {shown} is not served here: only vLLM's inference paths are, spelled as vLLM has them")

@@ -22,6 +22,7 @@ from scripts import demo as demo_module
 from scripts import keys, known_settings
 from scripts.services import CannotStart, Services, require_free_port
 from storage.errors import StorageError
+from storage.folders import require_usable
 from storage.settings import UNREADABLE, explain
 from trainer import loop
 from trainer.errors import TrainerError
@@ -56,15 +57,17 @@ def serve() -> None:
     try:
         services.start()
         console.print(f"Slipstream serves at {services.url}/v1 (model `{services.proxy_settings.alias[0]}`)")
-        console.print(f"everything that is kept lies in {services.proxy_settings.data} (logs/, admin.key)")
+        console.print(
+            f"everything that is kept lies in {services.proxy_settings.data} (logs/, admin.key)", soft_wrap=True
+        )
         stop.wait()
     except KeyboardInterrupt:
         pass
     except CannotStart as error:
         _fail(str(error))
     finally:
-        services.stop()
-        console.print("stopped")
+        if services.stop():
+            console.print("stopped")
 
 
 @app.command()
@@ -74,7 +77,8 @@ def proxy() -> None:
     settings = _settings(ProxySettings)
     try:
         require_free_port(settings.host, settings.port)
-    except CannotStart as error:
+        require_usable(settings.data)
+    except (CannotStart, StorageError) as error:
         _fail(str(error))
     server = Server(App(settings))
     server.run()
@@ -91,6 +95,7 @@ def trainer() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     settings = _settings(TrainerSettings)
     try:
+        require_usable(settings.data)
         loop.serve(settings)
     except (TrainerError, StorageError) as error:
         _fail(str(error))
@@ -121,6 +126,7 @@ def add(name: Annotated[str, typer.Argument(help="The owner of everything that i
     """Make a client key, and show it this once. While a proxy runs, `POST /admin/keys` does it."""
     settings = _settings(ProxySettings)
     try:
+        require_usable(settings.data)
         print(keys.add(settings.data, name))
     except DataInUse as error:
         _fail(f"{error}; that one makes keys itself: POST /admin/keys")

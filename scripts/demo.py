@@ -92,7 +92,8 @@ def run(options: Options) -> int:
     services.check()
     try:
         console.print(
-            f"task: {_AGENTS[options.task].description} {options.steps} steps, {ATTEMPTS} sessions a scenario"
+            f"task: {_AGENTS[options.task].description} {options.steps} steps, {ATTEMPTS} sessions a scenario",
+            soft_wrap=True,
         )
         if real_judge:
             console.print(f"judge: {real_judge}")

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import httpx
 
-from proxy import secrets
+from proxy import lock, secrets
 from proxy.errors import CannotServe
 from proxy.keys import check_bind
 from proxy.settings import ProxySettings
 from scripts import small_model
 from scripts.supervisor import STOP_SECONDS, Part, Supervisor
 from scripts.vllm_server import VllmServer
-from storage.folders import make_private
+from storage.errors import StorageError
+from storage.folders import make_private, require_usable
 from trainer.settings import TrainerSettings
 
 PROJECT = Path(__file__).parent.parent
@@ -58,8 +59,10 @@ class Services:
         settings = self.proxy_settings
         require_free_port(settings.host, settings.port)
         try:
+            require_usable(settings.data)
+            lock.take(settings.data).close()
             check_bind(settings)
-        except CannotServe as error:
+        except (CannotServe, StorageError) as error:
             raise CannotStart(str(error)) from error
         if not settings.upstream:
             require_free_port("127.0.0.1", settings.port + 1)
@@ -80,8 +83,11 @@ class Services:
             self._supervisor.start(part)
         self._wait_until_ready()
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
+        """Stop what was started; whether anything was."""
+        started = bool(self._supervisor.parts)
         self._supervisor.stop()
+        return started
 
     def run_beside(self, name: str, command: list[str]) -> None:
         """Keep a further program running with the others."""

@@ -32,7 +32,10 @@ def add(db: Database, name: str, digest: bytes) -> Key:
     key = Key(Owner(name), digest, time.time())
     with db.transaction():
         if db.first("SELECT 1 FROM keys WHERE name = ?", (name,)):
-            raise Refused(f"there is a key named {name} already: remove it first, or take another name")
+            raise Refused(
+                f"there is a key named {name} already: take another name, or remove that one first "
+                f"(DELETE /admin/keys/{name} while the proxy runs)"
+            )
         db.insert("keys", name=key.name, hash=key.hash, created_at=key.created_at)
     return key
 

@@ -220,7 +220,7 @@ def test_where_others_can_reach_the_proxy_keys_are_needed(
         keys.check_bind(settings)
     if refused is not None:
         assert f"{host} can be reached from other machines" in str(refused.value)
-        assert "`slipstream keys add NAME`" in str(refused.value)
+        assert "`.venv/bin/slipstream keys add NAME`" in str(refused.value)
         assert asyncio.run(_start(App(settings))) == [
             {"type": "lifespan.startup.failed", "message": str(refused.value)}
         ]

@@ -156,6 +156,20 @@ def test_what_is_no_path_of_ours_is_not_found(target: bytes) -> None:
         find_route("POST", target)
 
 
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        (b"/chat/completions", "/v1/chat/completions is: the base URL ends in /v1"),
+        (b"/scenario/t/session/a/responses", "/v1/responses is: the base URL ends in /v1"),
+        (b"/v1/v1/messages", "/v1/messages is: the base URL has no /v1 of its own"),
+    ],
+)
+def test_a_base_url_with_too_little_or_too_much_is_told_so(target: bytes, hint: str) -> None:
+    with pytest.raises(NoSuchPath) as refused:
+        find_route("POST", target)
+    assert str(refused.value) == f"POST {target.decode()} is not served here, {hint}"
+
+
 _TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=300)
 _METHOD = st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE"])
 _PIECE = st.one_of(

@@ -4,9 +4,12 @@ import socket
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from scripts import services, small_model
+from proxy import lock
+from scripts import cli, services, small_model
 from scripts.services import CannotStart, find_model, require_free_port
+from tests.proxy.running import free_port
 
 LOG = Path("model.log")
 
@@ -62,3 +65,35 @@ def test_a_port_beyond_all_ports() -> None:
     """vLLM gets the port after the proxy's."""
     with pytest.raises(CannotStart, match=r"port 65536 on 127\.0\.0\.1 cannot be used"):
         require_free_port("127.0.0.1", 65536)
+
+
+@pytest.mark.parametrize("command", [["serve"], ["proxy"], ["trainer"], ["keys", "add", "ann"]])
+@pytest.mark.parametrize("below", ["", "folder"])
+def test_a_data_folder_that_cannot_be_made_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], below: str
+) -> None:
+    """Without a traceback, and without a word of stopping what never ran."""
+    (tmp_path / "file").write_text("in its place")
+    folder = tmp_path / "file" / below
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPSTREAM_DATA", str(folder))
+    monkeypatch.setenv("SLIPSTREAM_PORT", str(free_port()))
+    monkeypatch.setenv("SLIPSTREAM_UPSTREAM", "http://127.0.0.1:1")
+    told = CliRunner().invoke(cli.app, command)
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert told.stderr.startswith(f"slipstream: the data folder {folder} cannot be used (a file is in its place): ")
+    assert "SLIPSTREAM_DATA" in told.stderr
+
+
+def test_a_second_service_on_a_folder_is_refused_before_a_vllm_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPSTREAM_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("SLIPSTREAM_PORT", str(free_port()))
+    monkeypatch.setenv("SLIPSTREAM_UPSTREAM", "http://127.0.0.1:1")
+    with lock.take(tmp_path / "data"):
+        told = CliRunner().invoke(cli.app, ["serve"])
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert told.stderr.startswith(f"slipstream: another proxy works on the data folder {tmp_path / 'data'}: stop")
+    assert not (tmp_path / "data" / "logs").exists()
