@@ -100,8 +100,8 @@ def check_bind(settings: ProxySettings) -> None:
         if not keys.all_keys(db):
             raise PublicWithoutKeys(
                 f"{settings.host} can be reached from other machines, and there is no client key: whoever finds the "
-                "port could use the model and steer its training. Make a key with "
-                "`.venv/bin/slipstream keys add NAME` and give it to the agents as their API key, or listen at 127.0.0.1 (SLIPSTREAM_HOST)"
+                "port could use the model and steer its training. Make a key with `.venv/bin/slipstream keys add NAME` "
+                "and give it to the agents as their API key, or listen at 127.0.0.1 (SLIPSTREAM_HOST)"
             )
     finally:
         db.close()
