@@ -1,6 +1,8 @@
 """What is refused before anything starts, in words that say what to do."""
 
+import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,15 @@ from scripts.services import CannotStart, find_model, require_free_port
 from tests.proxy.running import free_port
 
 LOG = Path("model.log")
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """`serve` takes the signals of its process, which here is the tests'."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
