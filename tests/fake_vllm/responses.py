@@ -61,7 +61,7 @@ def _document(asked: Asked, most: int) -> dict[str, Any]:
         "temperature": _or(request.get("temperature"), 1.0),
         "tool_choice": request.get("tool_choice", "auto") if tools else "none",
         "tools": tools,
-        "top_p": _or(request.get("top_p"), 1.0),
+        "top_p": 1.0 if request.get("temperature") == 0 else _or(request.get("top_p"), 1.0),
         "background": request.get("background", False),
         "max_output_tokens": most,
         "max_tool_calls": request.get("max_tool_calls"),

@@ -137,13 +137,18 @@ def test_the_sampling_of_a_capture_is_what_was_asked_for_and_vllms_own(contract:
 @pytest.mark.parametrize("path", ONE_OF_EACH)
 def test_an_explored_call_is_sampled_as_the_mark_says(contract: Vllm, path: str) -> None:
     mark = contract.marked(contract.base, "temperature=1.5,top_p=0.9,top_k=50,min_p=0.0")
-    answer = contract.post(path, {**ONE_OF_EACH[path], "top_p": 0.5}, mark)
+    answer = contract.post(path, {**ONE_OF_EACH[path], "temperature": 0.25, "top_p": 0.5}, mark)
     assert answer.capture is not None
     expected = {"temperature": 1.5, "top_p": 0.9, "top_k": 50, "min_p": 0.0}
     assert {key: answer.capture["sampling"][key] for key in expected} == expected
     if path == RESPONSES:  # which tells the client what it asked for
         told = answer.json()
-        assert (told["temperature"], told["top_p"], told["top_logprobs"]) == (0.0, 0.5, None)
+        assert (told["temperature"], told["top_p"], told["top_logprobs"]) == (0.25, 0.5, None)
+
+
+def test_a_greedy_response_tells_that_nothing_is_cut_off(contract: Vllm) -> None:
+    told = contract.post(RESPONSES, requests.response(temperature=0, top_p=0.5)).json()
+    assert (told["temperature"], told["top_p"]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
