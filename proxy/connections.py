@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import ssl
 import time
 from collections.abc import Sequence
@@ -219,7 +220,9 @@ class Connection(asyncio.Protocol):
         if response is None or response.status < 200:
             return  # the one that was asked for is still to come
         response.end()
-        if self._parser.should_keep_alive() and not self.lost:
+        # A response that came before its request was sent whole leaves the rest of that in the way.
+        sent = not self._transport.get_write_buffer_size()
+        if sent and self._parser.should_keep_alive() and not self.lost:
             self.resume()  # what of the body is still to be read is here
             self.idle_since = time.monotonic()
             self._pool.keep(self)
@@ -251,6 +254,7 @@ class Connections:
     async def ask(self, method: str, target: bytes, fields: Sequence[Field], body: bytes) -> Response:
         """Send a request; its response when the head has come.
 
+        One that a kept connection does not answer (vLLM was just closing it) goes over a new connection.
         Raises `Unanswered` when no byte of a response came, `Broken` when its head broke off, OSError when the server
         cannot be reached.
         """
@@ -262,8 +266,12 @@ class Connections:
             b"".join([b"%b: %b\r\n" % field for field in fields]),
             len(body),
         )
-        connection = self._take() or await self._connect()
-        return await connection.ask((head, body) if body else (head,))
+        data = (head, body) if body else (head,)
+        kept = self._take()
+        if kept is not None:
+            with contextlib.suppress(Unanswered):
+                return await kept.ask(data)
+        return await (await self._connect()).ask(data)
 
     def _take(self) -> Connection | None:
         while self._idle:

@@ -67,14 +67,12 @@ class Forward:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, owner: Owner) -> None:
         try:
             request = await self._read(scope, receive, owner)
-            repeat = await self._repeats.find(request.key) if request.repeats else Repeat(None, None)
+            repeat = await self._repeat(request, receive, send) if request.repeats else Repeat(None, None)
             if repeat.answer is not None:
-                await self._recorder.settle()
-                await repeat.answer.send(send)
                 return
             try:
                 exchange = self._begin(request, repeat.supersedes)
-            except ProxyError:
+            except Exception:
                 self._inference.learn(request.inferred, None)
                 raise
         except ClientGone:
@@ -99,6 +97,31 @@ class Forward:
             key = key_of(identity, route.path, scope["query_string"], body)
         repeats = bool(key) and is_repeated(scope["headers"])
         return Request(scope, route, tags, inferred, body, document, call, identity, key, repeats)
+
+    async def _repeat(self, request: Request, receive: Receive, send: Send) -> Repeat:
+        """Give a repeated call the answer that was left, where there is one; returns what it found.
+
+        A client that leaves before it has the answer leaves it for its next try. Raises `ClientGone`.
+        """
+        finding = asyncio.create_task(self._repeats.find(request.key))
+        leaving = asyncio.create_task(wait_for_disconnect(receive))
+        try:
+            await asyncio.wait({finding, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not finding.done():
+                raise ClientGone
+            repeat = finding.result()
+            if repeat.answer is not None:
+                await self._recorder.settle()
+                await repeat.answer.send(send)
+                await asyncio.sleep(0)  # so that a client that is gone by now is known to be
+                if leaving.done():
+                    self._repeats.give_back(repeat)
+                    raise ClientGone
+                await send({"type": "http.response.body", "body": b""})
+            return repeat
+        finally:
+            finding.cancel()
+            leaving.cancel()
 
     def _begin(self, request: Request, supersedes: CallId | None) -> Exchange:
         """Everything that is decided before vLLM is asked; raises `ProxyError` for the agent."""
@@ -258,10 +281,12 @@ class Forward:
         await exchange.settle()
         if whole:
             await self._send_head(exchange, response, send, len(exchange.held))
-        await self._send(exchange, send, {"type": "http.response.body", "body": exchange.held})
-        if exchange.complete:
-            answer = b"".join(exchange.pieces)
-            self._inference.learn(exchange.request.inferred, answer, delivered=not exchange.client_left)
+        try:
+            await self._send(exchange, send, {"type": "http.response.body", "body": exchange.held})
+        finally:
+            if exchange.complete:
+                answer = b"".join(exchange.pieces)
+                self._inference.learn(exchange.request.inferred, answer, delivered=not exchange.client_left)
 
     async def _send_head(self, exchange: Exchange, response: Response, send: Send, length: int | None) -> None:
         """``length`` as the client gets the body; None: unknown before its end."""

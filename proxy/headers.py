@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from proxy import capture
 from proxy.asgi import Headers
 from proxy.tags import TAG_HEADERS
@@ -25,11 +23,17 @@ _NOT_RETURNED = _HOP_BY_HOP | {b"content-length", capture.HEADER.encode()}
 
 def sent(headers: Headers) -> list[tuple[bytes, bytes]]:
     """A request's headers, as they go to vLLM."""
-    named = [v for k, v in headers if k == b"connection"]
-    dropped = _NOT_SENT | {token.strip().lower() for v in named for token in v.split(b",")} if named else _NOT_SENT
+    dropped = _with_named(_NOT_SENT, headers)
     return [field for field in headers if field[0] not in dropped]
 
 
-def returned(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def returned(headers: Headers) -> list[tuple[bytes, bytes]]:
     """A response's headers (names in lower case), as they go to the client; its length is for the caller to say."""
-    return [field for field in headers if field[0] not in _NOT_RETURNED]
+    dropped = _with_named(_NOT_RETURNED, headers)
+    return [field for field in headers if field[0] not in dropped]
+
+
+def _with_named(dropped: frozenset[bytes], headers: Headers) -> frozenset[bytes]:
+    """``dropped``, and what the headers themselves say is for one connection alone."""
+    named = [value for name, value in headers if name == b"connection"]
+    return dropped | {token.strip().lower() for value in named for token in value.split(b",")} if named else dropped

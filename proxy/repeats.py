@@ -30,10 +30,10 @@ class Answer:
     pieces: tuple[bytes, ...]
 
     async def send(self, send: Send) -> None:
+        """All of it; that it ends there is for the caller to say."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         for piece in self.pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +56,8 @@ class Repeat:
     answer: Answer | None
     supersedes: CallId | None
     """The call that it takes the place of, where there is no answer to give again."""
+    taken: Abandoned | None = None
+    """Whose answer it is."""
 
 
 class Repeats:
@@ -76,9 +78,10 @@ class Repeats:
 
     def settle(self, abandoned: Abandoned, answer: Answer | None) -> None:
         """The call ended: with a complete answer, or None."""
-        if answer is not None and abandoned.call in self._left:
+        if answer is not None:
             abandoned.size = sum(map(len, answer.pieces))
-            self._bytes += abandoned.size
+            if abandoned.call in self._left:
+                self._bytes += abandoned.size
         if not abandoned.answer.done():
             abandoned.answer.set_result(answer)
         self.forget_old()
@@ -87,19 +90,33 @@ class Repeats:
         """The oldest complete answer that was left under ``key``, else the oldest call that was; each is found once."""
         self.forget_old()
         unanswered: list[Abandoned] = []
-        answer = None
+        answer = taken = None
         while answer is None and (waiting := self._by_key.get(key)):
-            found = waiting[0]
+            taken = found = waiting[0]
             self._remove(found)
-            answer = await asyncio.shield(found.answer)
+            try:
+                answer = await asyncio.shield(found.answer)
+            except asyncio.CancelledError:  # nobody waits for it any more
+                self._put_back(found, *unanswered)
+                raise
             if answer is None:
                 unanswered.append(found)
         # An answer takes the place of none; without one, a single call takes the place of a single other.
-        taken = 0 if answer is not None else 1
-        for other in unanswered[taken:]:
-            self._left[other.call] = other
-            self._by_key.setdefault(key, []).append(other)
-        return Repeat(answer, unanswered[0].call if answer is None and unanswered else None)
+        self._put_back(*unanswered[0 if answer is not None else 1 :])
+        if answer is not None:
+            return Repeat(answer, None, taken)
+        return Repeat(None, unanswered[0].call if unanswered else None)
+
+    def give_back(self, repeat: Repeat) -> None:
+        """The client that repeated its call left, too, before it had the answer."""
+        if repeat.taken is not None:
+            self._put_back(repeat.taken)
+
+    def _put_back(self, *abandoned: Abandoned) -> None:
+        for one in abandoned:
+            self._left[one.call] = one
+            self._by_key.setdefault(one.key, []).append(one)
+            self._bytes += one.size
 
     def forget_old(self) -> None:
         oldest = time.monotonic() - _KEPT_SECONDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 
 from proxy import capture
-from proxy.connections import KEEPALIVE_SECONDS, Connections, Field, Response, Unanswered
+from proxy.connections import KEEPALIVE_SECONDS, Connections, Field, Response
 from proxy.errors import NotServing, UpstreamFault, UpstreamUnreachable
 from storage.secrecy import Secrets
 from storage.types import BASE, VersionNumber, parse_version
@@ -103,15 +103,11 @@ class Upstreams:
     def header(self, nonce: str, model: str | None, exploration: capture.Exploration | None = None) -> str:
         return capture.request_header(self._secret, nonce, model, exploration)
 
-    async def ask(
+    def ask(
         self, upstream: Upstream, method: str, target: bytes, fields: Sequence[Field], body: bytes
-    ) -> Response:
+    ) -> Awaitable[Response]:
         """Send an agent's request; its response when the head has come. Raises as `Connections.ask` does."""
-        connections = self._connections[upstream.url]
-        try:
-            return await connections.ask(method, target, fields, body)
-        except Unanswered:  # a kept connection that vLLM was just closing
-            return await connections.ask(method, target, fields, body)
+        return self._connections[upstream.url].ask(method, target, fields, body)
 
     def choose(self, session_id: str, version: VersionNumber | None) -> Upstream:
         """The server for a session: the same one for all its calls while it can serve (prefix cache).

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from storage import calls
+from storage.journal import Kind
 from tests.fake_vllm import FakeVllm
 from tests.proxy import raw
 from tests.proxy.running import CHAT, DIALECTS, ProxyProcess, Recorded, request, tags, until
@@ -138,8 +139,8 @@ def play(stage: Stage) -> None:
     for segment in sorted((stage.proxy.data / "journal").glob("*.segment")):
         stage.journal += segment.read_bytes()
     recorded.db.execute("COMMIT")
-    wanted = stage.journal.count(b"SLJ1\x04")
-    until(lambda: recorded.db.number("SELECT count(*) FROM calls") >= wanted - 1)
+    wanted = stage.journal.count(b"SLJ2" + bytes([Kind.END]))
+    until(lambda: recorded.db.number("SELECT count(*) FROM calls") >= wanted - 1 > 0)
     recorded.db.close()
     for path in ("status", "sessions", "sessions/s?owner=ann", "groups", "runs", "versions", "keys", "openapi.json"):
         stage.admin(path)

@@ -32,7 +32,7 @@ class Server:
         for answer in self.answers:
             try:
                 self.requests.append(await reader.readuntil(b"\r\n\r\n"))
-            except (asyncio.IncompleteReadError, ConnectionError):
+            except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
                 break
             writer.write(answer)
             await writer.drain()
@@ -136,6 +136,25 @@ async def test_a_server_that_is_read_slowly_waits_and_its_connection_is_used_aga
         assert len(first) + len(await whole(response)) == size
         assert await whole(await ask(connections)) == b"ok"
         assert server.connections == 1
+
+
+async def test_what_a_kept_connection_does_not_answer_goes_over_a_new_one_once() -> None:
+    async with serving(OK, b"") as (server, connections):
+        for _ in range(2):
+            assert await whole(await ask(connections)) == b"ok"
+        assert (server.connections, len(server.requests)) == (2, 3)
+    async with serving(b"") as (server, connections):
+        with pytest.raises(Unanswered):
+            await ask(connections)
+        assert (server.connections, len(server.requests)) == (1, 1)
+
+
+async def test_a_response_ahead_of_its_request_ends_the_connection() -> None:
+    async with serving(OK, OK) as (server, connections):
+        response = await connections.ask("POST", b"/v1/embeddings", [], bytes(30_000_000))
+        assert await whole(response) == b"ok"
+        assert await whole(await ask(connections)) == b"ok"
+        assert server.connections == 2
 
 
 async def test_a_response_that_is_closed_early_closes_its_connection() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
 
-from proxy.repeats import is_repeated, key_of
+from proxy.repeats import Answer, Repeats, is_repeated, key_of
 from storage.states import CallOutcome
-from storage.types import DEFAULT_OWNER, Identity
-from tests.fake_vllm import FakeVllm
+from storage.types import DEFAULT_OWNER, CallId, Identity
+from tests.fake_vllm import FakeVllm, faults
 from tests.proxy import raw
 from tests.proxy.running import CHAT, Recorded, RunningProxy, request, tags, until
 
@@ -41,6 +43,39 @@ def test_an_answer_that_nobody_read_is_given_again_once(
     raw.ask(proxy.url, CHAT, body, tags(sid) | AGAIN)
     assert [call.outcome for call in recorded.calls(sid, 2)] == [CallOutcome.COMPLETE] * 2
     assert len(fake.calls()) == 2
+
+
+def test_a_repetition_that_is_left_as_well_leaves_the_answer_for_the_next(
+    fake: FakeVllm, proxy: RunningProxy, recorded: Recorded, sid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "_LINGER_SECONDS", 5)  # before the answer is whole
+    body = request("tell me", stream=True)
+    _leave(proxy, fake, body, "linger", sid, finished=True)
+    with raw.connect(proxy.url) as connection:
+        raw.send(connection, CHAT, body, tags(sid) | AGAIN)
+        time.sleep(0.5)  # it waits for the answer
+    time.sleep(0.5)  # it is known to be gone
+    (call,) = recorded.calls(sid)
+    given = raw.ask(proxy.url, CHAT, body, tags(sid) | AGAIN)
+    assert given.all(b"x-call-id") == [call.id.encode()]
+    assert given.body == recorded.row(call.seq)["response"]
+    assert len(fake.calls()) == 1
+
+
+async def test_nobody_waits_for_an_answer_and_it_is_there_for_the_next() -> None:
+    repeats = Repeats()
+    left = repeats.leave(b"key", CallId("call"))
+    finding = asyncio.create_task(repeats.find(b"key"))
+    await asyncio.sleep(0)
+    finding.cancel()
+    await asyncio.wait({finding})
+    answer = Answer(200, [], (b"answer",))
+    repeats.settle(left, answer)
+    found = await repeats.find(b"key")
+    assert found.answer is answer
+    assert (await repeats.find(b"key")).answer is None
+    repeats.give_back(found)
+    assert (await repeats.find(b"key")).answer is answer
 
 
 def test_a_call_that_was_not_finished_is_superseded(
