@@ -158,6 +158,8 @@ class App:
             self._loop("sessions", lambda: _look_after_sessions(table, recorder, settings.session.idle)),
             self._loop("versions", lambda: _look_after_versions(upstreams, policy, table, store)),
         ]
+        if not ingestion.caught_up:
+            loops.append(asyncio.create_task(_take_over_late(ingestion, table, lambda: inference.restore(db))))
         try:
             yield
         finally:
@@ -189,6 +191,14 @@ def _ingest(settings: ProxySettings, store: Store, journal: JournalWriter) -> In
 async def _look_after_sessions(table: SessionTable, recorder: Recorder, idle: float) -> None:
     await recorder.try_again()
     table.close_idle(time.time(), idle)
+
+
+async def _take_over_late(ingestion: Ingestion | Unread, table: SessionTable, restore: Callable[[], None]) -> None:
+    """Where the database was locked at the start: what an earlier process left open is known only later."""
+    while not ingestion.caught_up:  # noqa: ASYNC110 - set by a thread
+        await asyncio.sleep(_STEP_SECONDS)
+    table.take_over()
+    restore()
 
 
 async def _look_after_versions(upstreams: Upstreams, policy: Policy, table: SessionTable, store: Store) -> None:

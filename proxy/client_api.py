@@ -24,7 +24,7 @@ _OWN = re.compile(
     % (PREFIX, SEGMENT, SEGMENT, SEGMENT)
 )
 _BODY_BYTES = 2**20
-_NOT_RECORDED = "recording is down: this was not kept; repeat it"
+NOT_RECORDED = "recording is down: this was not kept; repeat it"
 
 
 def serves(scope: Scope) -> bool:
@@ -77,7 +77,7 @@ class ClientApi:
             answer["waits"] = not self._table.knows(identity, episode)
         await self._recorder.settle()
         if self._recorder.problem is not None:
-            raise NotServing(_NOT_RECORDED)
+            raise NotServing(NOT_RECORDED)
         return answer
 
     def _models(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def keep_reward(
     """Record a reward. Raises `NotServing` when it could not be kept."""
     reward = Reward(new_id(), identity, episode, body.name, source, body.value, body.reason, time.time())
     if not recorder.reward(reward):
-        raise NotServing(_NOT_RECORDED)
+        raise NotServing(NOT_RECORDED)
     return {"id": reward.id, "session": identity.session_id}
 
 

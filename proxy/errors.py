@@ -25,6 +25,8 @@ from typing import Self
 
 import orjson
 
+from storage.text import dumps
+
 
 class ProxyError(Exception):
     """Answered to the agent in the form that OpenAI's clients read."""
@@ -64,6 +66,21 @@ class Unauthorized(ProxyError):
 class NoSuchPath(ProxyError):
     status = 404
     type = "not_found_error"
+
+
+class NoSuchResponse(ProxyError):
+    """In vLLM's words: another owner's response is none."""
+
+    status = 404
+    type = "invalid_request_error"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Response with id '{response_id}' not found.")
+
+    @property
+    def body(self) -> bytes:
+        error = {"message": str(self), "type": self.type, "param": "response_id", "code": self.status}
+        return dumps({"error": error})
 
 
 class NoSuchMethod(ProxyError):

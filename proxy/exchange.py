@@ -135,6 +135,8 @@ class Exchange:
     """The response's last bytes: they leave when the call's end is recorded."""
     abandoned: Abandoned | None = None
     """Set when the client has left."""
+    delivered: bool = False
+    """Its last bytes have left."""
     ended: bool = False
     complete: bool = False
     """It ended as it should."""

@@ -10,8 +10,8 @@ from proxy import capture, foreign, headers
 from proxy.asgi import ClientGone, Receive, Scope, Send, read_body, respond_error, wait_for_disconnect
 from proxy.connections import Response
 from proxy.dialects import OTHER
-from proxy.dialects.documents import parse
-from proxy.errors import NotServing, ProxyError, UnknownVersion, UpstreamUnreachable
+from proxy.dialects.documents import field, parse
+from proxy.errors import NoSuchResponse, NotServing, ProxyError, UnknownVersion, UpstreamUnreachable
 from proxy.exchange import Blotting, Capturer, Exchange, Request
 from proxy.inference import Inference
 from proxy.limits import Limits
@@ -89,6 +89,9 @@ class Forward:
         document = parse(body)
         self._limits.check_request(body, document)
         tags = read_tags(scope["headers"], route, document)
+        stored = route.response_id or field(document, "previous_response_id", str)
+        if stored and not self._table.may_read(owner, stored):
+            raise NoSuchResponse(stored)
         call = CallId(new_id())
         inferred = self._inference.find(owner, scope, route.dialect, tags, body, document)
         identity = Identity(owner, inferred.session_id)
@@ -162,7 +165,7 @@ class Forward:
         return Exchange(
             request=request,
             start=start,
-            session=self._table.begin(identity, pinned, now) if route.recorded else None,
+            session=self._table.begin(identity, pinned, now, tags.split) if route.recorded else None,
             recording=self._recorder.start(start, request.body) if route.recorded else None,
             upstream=upstream,
             nonce=nonce,
@@ -202,7 +205,8 @@ class Forward:
     def _explores(self, request: Request, upstream: Upstream) -> bool:
         """Whether the call is the policy's own: of no version that the client names, and not for evaluation."""
         named = request.model == upstream.base or parse_version(self._policy.name, request.model) is not None
-        return request.tags.split == "train" and not named
+        evaluates = request.tags.split == "eval" or self._table.evaluates(request.identity)
+        return not evaluates and not named
 
     async def _serve(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
@@ -226,10 +230,12 @@ class Forward:
     async def _until_gone(self, exchange: Exchange, receive: Receive, work: asyncio.Task[Any]) -> None:
         """A client that leaves ends its call, unless every choice has finished already."""
         await wait_for_disconnect(receive)
-        if exchange.ended:
+        if exchange.delivered:
             return
         exchange.abandoned = self._repeats.leave(exchange.request.key, exchange.start.id)
-        if not exchange.captured:
+        if exchange.ended:  # its last bytes wait until the disk confirms them
+            self._repeats.settle(exchange.abandoned, exchange.answer() if exchange.complete else None)
+        elif not exchange.captured:
             work.cancel()
 
     async def _pass(self, exchange: Exchange, send: Send) -> None:
@@ -266,36 +272,44 @@ class Forward:
         whole = exchange.capturer.resizes and not exchange.streams
         if not whole:
             frame = capture.frame_length((response.header(_MARK) or b"").decode("latin-1")) or 0
-            await self._send_head(exchange, response, send, response.length and response.length - frame)
+            self._make_head(exchange, response, response.length and response.length - frame)
+            await self._send_head(exchange, send)
         try:
             while data := await response.read():
                 await self._send_piece(exchange, data, send, last=whole or response.complete)
         except OSError as error:
             self._end(exchange, CallOutcome.TRUNCATED, f"the response broke off: {error}")
             if whole:
-                await self._send_head(exchange, response, send, response.length)
+                self._make_head(exchange, response, response.length)
+                await self._send_head(exchange, send)
             return  # The server closes the client's connection: it sees the same broken response.
         exchange.keep(exchange.capturer.end())
         exchange.record_capture()
+        if whole:
+            self._make_head(exchange, response, len(exchange.held))
         self._finish(exchange)
         await exchange.settle()
-        if whole:
-            await self._send_head(exchange, response, send, len(exchange.held))
         try:
+            if whole:
+                await self._send_head(exchange, send)
             await self._send(exchange, send, {"type": "http.response.body", "body": exchange.held})
+            exchange.delivered = not exchange.client_left
         finally:
             if exchange.complete:
                 answer = b"".join(exchange.pieces)
                 self._inference.learn(exchange.request.inferred, answer, delivered=not exchange.client_left)
 
-    async def _send_head(self, exchange: Exchange, response: Response, send: Send, length: int | None) -> None:
+    def _make_head(self, exchange: Exchange, response: Response, length: int | None) -> None:
         """``length`` as the client gets the body; None: unknown before its end."""
         head = headers.returned(response.headers)
         if length is not None:
             head.append((b"content-length", b"%d" % length))
         head += exchange.marks(self._policy.name)
         exchange.head = head
-        await self._send(exchange, send, {"type": "http.response.start", "status": response.status, "headers": head})
+
+    async def _send_head(self, exchange: Exchange, send: Send) -> None:
+        head = exchange.head
+        await self._send(exchange, send, {"type": "http.response.start", "status": exchange.status, "headers": head})
 
     async def _send_piece(self, exchange: Exchange, data: bytes, send: Send, *, last: bool) -> None:
         data = exchange.capturer.feed(data)

@@ -8,6 +8,7 @@ ambiguous, and never trained on. Where there is nothing to go by, a new session 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -23,7 +24,10 @@ from proxy.tags import Tags
 from storage import exchanges, sessions
 from storage.calls import Reading
 from storage.database import Database
+from storage.exchanges import Exchange
 from storage.types import Identity, Owner, Session, TaggedBy, new_id
+
+_log = logging.getLogger("slipstream.inference")
 
 _ANSWERS = 16
 """How many answers of a session can be continued: the newest."""
@@ -177,17 +181,28 @@ class Inference:
             self._remember(turn, response)
 
     def restore(self, db: Database) -> None:
-        """At a start: the open sessions, by their newest calls."""
+        """An earlier process's open sessions, by their newest calls; those that are known here stay as they are."""
         inferred = [session for session in sessions.opened(db) if session.session_by is TaggedBy.INFERRED]
         for session in sorted(inferred, key=lambda session: session.last_call_at)[-_RESTORED:]:
             known = _known(session)
-            for call in exchanges.newest(db, session.key, _ANSWERS):
-                dialect = BY_NAME[call.dialect]
-                continued = dialect.continued(parse(call.request))
-                conversation = self._conversation(session.owner, dialect.read(call.request, b"", False))
-                for answer in self._found(session.owner, conversation, continued).answers:
-                    answer.continued += answer.session is known
-                self._remember(Turn(known, dialect, conversation, []), call.response)
+            if known.identity in self._sessions:
+                continue
+            try:
+                self._restore(known, exchanges.newest(db, session.key, _ANSWERS))
+            except Exception:  # noqa: BLE001 - whatever is wrong with one record, agents are served
+                _log.exception("session %s cannot be continued without tags", session.session_id)
+
+    def _restore(self, known: Known, newest: list[Exchange]) -> None:
+        for call in newest:
+            dialect = BY_NAME.get(call.dialect)
+            if dialect is None:
+                continue  # a call of another kind that named this session
+            owner = known.identity.owner
+            continued = dialect.continued(parse(call.request))
+            conversation = self._conversation(owner, dialect.read(call.request, b"", False))
+            for answer in self._found(owner, conversation, continued).answers:
+                answer.continued += answer.session is known
+            self._remember(Turn(known, dialect, conversation, []), call.response)
 
     def _use(self, session: Known, tags: Tags, address: Address) -> None:
         session.last_used = time.time()

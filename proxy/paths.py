@@ -23,6 +23,8 @@ class Route:
     session: str | None = None
     """From the URL; so the scenario."""
     scenario: str | None = None
+    response_id: str | None = None
+    """The stored response that is asked for."""
 
 
 INFERENCE = (
@@ -49,7 +51,7 @@ INFERENCE = (
 
 _INFERENCE = {path.encode(): Route(path, DIALECTS.get(path), recorded=True) for path in INFERENCE}
 # vLLM's ids are `resp_` and hexadecimal digits; a client may choose another one.
-_RESPONSE = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,256}(/cancel)?")
+_RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel)?")
 
 # One segment: what RFC 3986 lets stand in one, other than percent signs that begin nothing.
 SEGMENT = rb"((?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+)"
@@ -94,7 +96,8 @@ def _look_up(path: bytes) -> tuple[Route | None, str]:
     if (route := _INFERENCE.get(path)) is not None:
         return route, "POST"
     if (found := _RESPONSE.fullmatch(path)) is not None:
-        return Route(path.decode(), None, recorded=False), "POST" if found[1] else "GET"
+        route = Route(path.decode(), None, recorded=False, response_id=found[1].decode())
+        return route, "POST" if found[2] else "GET"
     return None, ""
 
 

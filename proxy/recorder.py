@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 
 from storage.errors import JournalDown
@@ -23,6 +24,7 @@ class Recorder:
         self._syncing: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
         """The sync that begins after `_syncing`: it is for all who ask meanwhile."""
+        self._paying = threading.Lock()
         self.lost = 0
         """Calls that could not be recorded whole."""
         self._owed: list[tuple[Entry, ...]] = []
@@ -77,8 +79,9 @@ class Recorder:
     def append(self, *entries: Entry) -> bool:
         """Whether the records are in the journal, all of them."""
         try:
-            self._pay()
-            self._journal.append(*entries)
+            with self._paying:  # the admin API's threads record, too
+                self._pay()
+                self._journal.append(*entries)
         except JournalDown as down:
             if self._down is None:
                 _log.error("recording is down: %s", down)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxy.recorder import Recorder
-from storage import sessions
+from storage import calls, sessions
 from storage.database import Database, DatabaseError
 from storage.records import Close
 from storage.states import ClosedBy
-from storage.types import Identity, VersionNumber
+from storage.types import DEFAULT_OWNER, Identity, Owner, VersionNumber
 
 _log = logging.getLogger("slipstream.sessions")
 
@@ -28,6 +28,8 @@ class OpenSession:
     under_way: int = 0
     ends: ClosedBy | None = None
     """It closes for this reason as soon as no call of it is under way."""
+    evaluates: bool = False
+    """A call of it was for evaluation: all of them are."""
 
 
 class SessionTable:
@@ -40,9 +42,15 @@ class SessionTable:
         self._open: OrderedDict[Identity, OpenSession] = OrderedDict()
         self._ended: OrderedDict[Identity, None] = OrderedDict()
         """Closed for good, and not opened again. The database knows it a little later than this table."""
-        for session in sorted(sessions.opened(db), key=lambda s: s.last_call_at):
+        self.take_over()
+
+    def take_over(self) -> None:
+        """The sessions that an earlier process left open; those that are known here stay as they are."""
+        for session in sorted(sessions.opened(self._db), key=lambda s: s.last_call_at):
             identity = Identity(session.owner, session.session_id)
-            self._open[identity] = OpenSession(identity, session.version, session.last_call_at)
+            if identity not in self._ended:
+                opened = OpenSession(identity, session.version, session.last_call_at, evaluates=session.split == "eval")
+                self._open.setdefault(identity, opened)
 
     def version(self, identity: Identity) -> VersionNumber:
         """The version that answers a call of this session: the one it is pinned to, or for a new one the live one."""
@@ -60,11 +68,17 @@ class SessionTable:
             _log.error("%s gets the live version, for the database cannot be read: %r", identity, error)
         return self._live()
 
-    def begin(self, identity: Identity, version: VersionNumber, now: float) -> OpenSession:
+    def evaluates(self, identity: Identity) -> bool:
+        """Whether the open session of this identity is for evaluation."""
+        session = self._open.get(identity)
+        return session is not None and session.evaluates
+
+    def begin(self, identity: Identity, version: VersionNumber, now: float, split: str) -> OpenSession:
         """A call of the session starts; a session that is not open is opened, pinned to ``version``."""
         session = self._open.setdefault(identity, OpenSession(identity, version, now))
         self._ended.pop(identity, None)
         session.under_way += 1
+        session.evaluates = session.evaluates or split == "eval"
         session.last_call_at = now
         self._open.move_to_end(identity)
         return session
@@ -122,6 +136,15 @@ class SessionTable:
         except DatabaseError as error:
             _log.error("whether there is %s is not known, for the database cannot be read: %r", identity, error)
             return in_doubt
+
+    def may_read(self, owner: Owner, response_id: str) -> bool:
+        """Whether a stored response is not another owner's. One that is not known is vLLM's to judge."""
+        try:
+            issuer = calls.issuer(self._db, response_id)
+        except DatabaseError as error:
+            _log.error("whose response %s is cannot be read: %r", response_id, error)
+            return owner == DEFAULT_OWNER
+        return issuer is None or issuer == owner
 
     def has_ended(self, identity: Identity) -> bool:
         """Whether the session was ended, not long ago: a further call of its id begins the next episode."""

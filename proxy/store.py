@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.settings import ProxySettings
+from storage import keys, sessions, versions
 from storage.database import Database, DatabaseError
 from storage.errors import StorageError
 
@@ -38,6 +39,9 @@ def open_store(settings: ProxySettings) -> Iterator[Store]:
         db = Database(settings.data, checkpoints=True, durable=settings.fsync)
         try:
             after = db.number("SELECT segment FROM journal_position")
+            # What else is read at the start: a damaged page in it must show here.
+            for read in (sessions.opened, keys.all_keys, versions.all_versions):
+                read(db)
         finally:
             db.close()
     except (StorageError, DatabaseError) as error:

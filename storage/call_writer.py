@@ -17,6 +17,8 @@ from storage.text import dumps, storable
 from storage.types import CallEnd, CallStart, SessionKey
 
 _REMEMBERED_BYTES = 256 * 1024 * 1024
+_SESSION_BYTES = 8 * 1024 * 1024
+"""Of one session, so that many long ones at once are not read again for every call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +184,13 @@ class CallWriter:
         self._remembered += sum(call.size for call in calls)
         while self._remembered > _REMEMBERED_BYTES and len(self._sessions) > 1:
             self.forget_session(next(iter(self._sessions)))
-        # One session alone may be larger; what continues a call that was forgotten stands on its own.
+        # Most calls continue one of the last; what continues a call that was forgotten stands on its own.
         kept = self._sessions[session]
-        while self._remembered > _REMEMBERED_BYTES and len(kept) > 1:
-            self._remembered -= kept.pop(0).size
+        size = sum(call.size for call in kept)
+        while size > min(_SESSION_BYTES, _REMEMBERED_BYTES) and len(kept) > 1:
+            oldest = kept.pop(0).size
+            size -= oldest
+            self._remembered -= oldest
 
     def _recall(self, session: SessionKey) -> None:
         """After a restart, or when a session comes back after a long time."""
@@ -262,11 +267,12 @@ def _longest(
     """
     best: _Remembered | None = None
     rank = (0, 0, False)
-    for call in calls:
+    for call in reversed(calls):
         known = call.messages
-        if known and (len(known), len(known[-1])) >= rank[:2] and begins(known, messages):
+        # The newest first: the others are shorter as a rule, and not looked at.
+        if known and (len(known), len(known[-1]), True) > rank and begins(known, messages):
             its = (len(known), len(known[-1]), call.answered(messages) is not None)
-            if its >= rank:
+            if its > rank:
                 best, rank = call, its
     return best
 

@@ -17,7 +17,8 @@ from storage import bodies, deltas
 from storage.database import Database, Row
 from storage.errors import NotFound
 from storage.states import CallOutcome
-from storage.types import Call, CallId, Choice, SessionKey, VersionNumber
+from storage.text import storable
+from storage.types import Call, CallId, Choice, Owner, SessionKey, VersionNumber
 
 Message = dict[str, Any]
 
@@ -45,6 +46,15 @@ def supersede(db: Database, call: CallId) -> None:
         "UPDATE calls SET outcome = ?, not_trainable = ? WHERE id = ?",
         (CallOutcome.SUPERSEDED, "superseded: the client left this call and made it again", call),
     )
+
+
+def issuer(db: Database, response_id: str) -> Owner | None:
+    """Who got the response of this name; None where no call that is known has it."""
+    row = db.first(
+        "SELECT owner FROM calls JOIN sessions ON key = session WHERE response_id = ? ORDER BY seq DESC LIMIT 1",
+        (storable(response_id),),
+    )
+    return Owner(row["owner"]) if row is not None else None
 
 
 def body(db: Database, seq: int, column: str = "request") -> bytes:

@@ -143,6 +143,12 @@ DatabaseError: type[Exception] = sqlite3.Error
 """Whatever SQLite raises, a damaged file among it."""
 
 
+def is_of_the_database(error: Exception) -> bool:
+    """Whether an error says something of the database (locked, full, damaged), and nothing of the row."""
+    # A damaged file raises `sqlite3.DatabaseError` itself, a row that cannot be taken one of its subclasses.
+    return isinstance(error, (OperationalError, OSError)) or type(error) is sqlite3.DatabaseError
+
+
 def _check_sqlite() -> None:
     found = tuple(sqlite3.sqlite_version_info)
     if found < OLDEST_SQLITE:

@@ -17,7 +17,7 @@ from pathlib import Path
 from storage import calls, figures, rewards, sessions
 from storage.call_writer import CallWriter, RecordedCall
 from storage.calls import Reading
-from storage.database import Database, OperationalError
+from storage.database import Database, DatabaseError, is_of_the_database
 from storage.figures import Figures
 from storage.journal import JournalReader, JournalWriter, Kind, Position, Record
 from storage.records import unpack_close, unpack_end, unpack_reward, unpack_start
@@ -43,7 +43,8 @@ ReadCall = Callable[[CallStart, bytes, bytes], Reading]
 
 @dataclass(slots=True)
 class _UnderWay:
-    start: CallStart
+    start: CallStart | None
+    """None: the database refused it."""
     request: bytes
     segment: int
     session: SessionKey
@@ -120,20 +121,23 @@ class Ingestion:
     def _interrupt_inherited(self) -> None:
         """The reader has passed the segments of earlier processes: nobody ends the calls that are under way in them."""
         for name, call in [(name, call) for name, call in self._under_way.items() if call.segment < self._own]:
-            if not self._db.first("SELECT 1 FROM calls WHERE id = ?", (call.start.id,)):
-                self._interrupt(call)
+            if call.start is None:
+                self._keep_refused(name, _parts(call))
+            elif not self._db.first("SELECT 1 FROM calls WHERE id = ?", (call.start.id,)):
+                self._interrupt(call, call.start)
             del self._under_way[name]
         self.caught_up = True
 
-    def _interrupt(self, call: _UnderWay) -> None:
+    def _interrupt(self, call: _UnderWay, start: CallStart) -> None:
         try:
             with self._db.transaction():
-                self._end(call, _interrupted(call.start))
-        except (OperationalError, OSError):
-            raise
-        except Exception as error:  # noqa: BLE001 - see `_take`
+                self._end(call, start, _interrupted(start))
+        except Exception as error:
             self._calls.forget()
-            self._keep_refused(call.start.id, _parts(call), error)
+            if is_of_the_database(error):
+                raise
+            _log.error("the database refused call %s: %r", start.id, error)
+            self._keep_refused(start.id, _parts(call))
             self.refused += 1
 
     def _run(self) -> None:
@@ -170,8 +174,8 @@ class Ingestion:
                 self._interrupt_inherited()
             found = bool(self._batch)
             self._take(self._batch)
-        except (OperationalError, OSError) as error:
-            self.problem = f"nothing can be taken from the journal into the database: {error}"
+        except (DatabaseError, OSError) as error:
+            self.problem = f"nothing can be taken from the journal into the database: {type(error).__name__}: {error}"
             _log.warning(self.problem)
             return True
         self.problem = None
@@ -199,11 +203,10 @@ class Ingestion:
                 for record in batch:
                     self._apply(record)
                 self._set_position(batch[-1].end)
-        except (OperationalError, OSError):
+        except Exception as error:
             self._restore(before)
-            raise
-        except Exception as error:  # noqa: BLE001 - a poison record, whatever is wrong with it, stops no other
-            self._restore(before)
+            if is_of_the_database(error):
+                raise
             if len(batch) > 1:
                 middle = len(batch) // 2
                 for half in (batch[:middle], batch[middle:]):
@@ -232,18 +235,22 @@ class Ingestion:
         call = self._under_way.get(record.id)
         # The end of a call stands for the whole of it.
         parts = _parts(call) if call is not None and record.kind is Kind.END else {}
-        self._keep_refused(record.id, {record.kind.name.lower(): record.payload} | parts, error)
+        _log.error("the database refused a record of %s: %r", record.id, error)
+        self._keep_refused(record.id, {record.kind.name.lower(): record.payload} | parts)
         with self._db.transaction():
             self._set_position(record.end)
         self._under_way.pop(record.id, None)
+        if record.kind is Kind.START:
+            # What comes of the call is kept beside its start, when its end comes.
+            self._under_way[record.id] = _UnderWay(None, b"", record.segment, SessionKey(0))
         self.refused += 1
 
-    def _keep_refused(self, name: str, parts: dict[str, bytes], error: Exception) -> None:
+    def _keep_refused(self, name: str, parts: dict[str, bytes]) -> None:
         folder = self._journal_folder / "refused"
         folder.mkdir(exist_ok=True)
         for part, data in parts.items():
             (folder / f"{name}.{part}").write_bytes(data)
-        _log.error("the database refused %s (%s: %s): kept in %s", name, type(error).__name__, error, folder)
+        _log.error("what it refused of %s is kept in %s", name, folder)
 
     def _apply(self, record: Record) -> None:
         if record.kind is Kind.PIECE:
@@ -258,8 +265,10 @@ class Ingestion:
                 call.capture = record.payload
         elif record.kind is Kind.END:
             call = self._under_way.pop(record.id, None)
-            if call is not None and new:
-                self._end(call, unpack_end(record.payload))
+            if call is not None and call.start is None:
+                self._keep_refused(record.id, {"end": record.payload} | _parts(call))
+            elif call is not None and call.start is not None and new:
+                self._end(call, call.start, unpack_end(record.payload))
         elif record.kind is Kind.REWARD and new:
             rewards.insert(self._db, unpack_reward(record.payload))
         elif record.kind is Kind.CLOSE and new:
@@ -291,15 +300,15 @@ class Ingestion:
             under_way.superseded = True
         calls.supersede(self._db, call)
 
-    def _end(self, call: _UnderWay, end: CallEnd) -> None:
+    def _end(self, call: _UnderWay, start: CallStart, end: CallEnd) -> None:
         if call.torn and end.outcome is CallOutcome.COMPLETE:
             end = replace(end, outcome=CallOutcome.TRUNCATED, error="a part of its records in the journal was lost")
-        recorded = RecordedCall(call.session, call.start, end, call.request, b"".join(call.pieces), call.capture)
+        recorded = RecordedCall(call.session, start, end, call.request, b"".join(call.pieces), call.capture)
         self._calls.write(recorded)
         if call.superseded:
-            calls.supersede(self._db, call.start.id)
-        sessions.count_call(self._db, call.session, call.start, end)
-        if call.start.session_by is TaggedBy.NONE:
+            calls.supersede(self._db, start.id)
+        sessions.count_call(self._db, call.session, start, end)
+        if start.session_by is TaggedBy.NONE:
             self._calls.forget_session(call.session)  # it was the whole of it
 
 

@@ -48,17 +48,12 @@ class Retention:
         """Do a little; returns whether there is more to do in this pass."""
         until = self._due_before(now)
         if until is None:
-            return self._end()
+            return self._end(now)
         window = self._db.all(
             "SELECT key, opened_at FROM sessions WHERE key > ? ORDER BY key LIMIT ?", (self._from, _WINDOW)
         )
         if not window or window[0]["opened_at"] >= until:
-            if self._keep.days is not None:
-                self._db.execute(
-                    "DELETE FROM rewards WHERE session IS NULL AND created_at < ?",
-                    (now - max(self._keep.days * _DAY, WAIT_SECONDS),),
-                )
-            return self._end()
+            return self._end(now)
         due = self._deletable(window[-1]["key"], until)
         if not due:
             self._from = window[-1]["key"]
@@ -92,7 +87,9 @@ class Retention:
         # Each row that is read from it frees a page.
         self._db.all(f"PRAGMA incremental_vacuum({_PAGES})")
 
-    def _end(self) -> bool:
+    def _end(self, now: float) -> bool:
+        """The pass is over: what waited too long for its session goes, too."""
+        self._db.execute("DELETE FROM rewards WHERE session IS NULL AND created_at < ?", (now - WAIT_SECONDS,))
         self._from = 0
         return False
 

@@ -13,6 +13,7 @@ class Unread:
     """In the place of `Ingestion`, for as long as this process lives."""
 
     refused = 0
+    caught_up = True
     warnings: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, problem: str) -> None:

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from proxy.admin.context import REFUSALS, Here, Limit, Problem, page, require_admin
 from proxy.admin.status import NO_TRAINER, degraded, serves_live, status, trainer_alive
-from proxy.client_api import RewardBody, keep_reward
-from proxy.errors import ProxyError
+from proxy.client_api import NOT_RECORDED, RewardBody, keep_reward
+from proxy.errors import NotServing, ProxyError
 from proxy.versions import as_dict
 from storage import calls, coordination, groups, rewards, runs, sessions, versions
 from storage.errors import NotFound
@@ -99,6 +99,8 @@ def reward_session(
     try:
         kept = keep_reward(context.recorder, identity, episode, "admin", body)
         anyio.from_thread.run(context.recorder.settle)
+        if context.recorder.problem is not None:
+            raise NotServing(NOT_RECORDED)
         return kept
     except ProxyError as error:
         raise HTTPException(error.status, str(error)) from error

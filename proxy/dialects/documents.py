@@ -64,11 +64,6 @@ def _objects(lines: list[bytes]) -> list[Document]:
     return [one for one in found if isinstance(one, dict)]
 
 
-def metadata(document: Any) -> Document:
-    """The `metadata` object of a request; every dialect carries it in the same place."""
-    return field(document, "metadata", dict) or {}
-
-
 def field(document: Any, name: str, kind: type[_T]) -> _T | None:
     """The field ``name`` of an object, where it is of that kind."""
     value = document.get(name) if isinstance(document, dict) else None

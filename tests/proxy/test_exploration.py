@@ -61,6 +61,14 @@ def test_evaluations_and_named_models_are_never_explored(exploring: RunningProxy
         assert sampled(exploring.data, session) == AS_ASKED, session
 
 
+def test_a_session_is_for_evaluation_as_a_whole(exploring: RunningProxy) -> None:
+    exploring.chat("one", headers=tags("evaluated", x_split="eval"), temperature=0)
+    exploring.chat("two", headers=tags("evaluated"), temperature=0)
+    recorded = Recorded(exploring.data)
+    assert [call.sampling["temperature"] for call in recorded.calls("evaluated", 2)] == [0, 0]
+    recorded.db.close()
+
+
 def test_every_version_is_explored(exploring: RunningProxy) -> None:
     Trainer(exploring.data).train(1)
     until(lambda: exploring.status()["live"] == "policy@1")

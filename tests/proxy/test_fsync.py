@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +121,37 @@ def test_a_disk_that_does_not_confirm_stops_no_agent(durable: RunningProxy, disk
     recorded = Recorded(durable.data)
     for name in ("before", "unsure"):
         recorded.calls(name)
+    recorded.db.close()
+
+
+def test_a_reward_that_the_disk_does_not_confirm_is_refused_whoever_gives_it(durable: RunningProxy, disk: Disk) -> None:
+    assert durable.chat(headers=tags("s")).status_code == 200
+    recorded = Recorded(durable.data)
+    recorded.calls("s")
+    recorded.db.close()
+    disk.fails = True
+    client = durable.client.post("/v1/sessions/s/reward", json={"value": 1})
+    admin = durable.answer("sessions/s/reward", "POST", json={"value": 1})
+    assert (client.status_code, admin.status_code) == (503, 503)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_waited_for_the_disk_is_given_again(
+    durable: RunningProxy, disk: Disk, own_fake: FakeVllm, stream: bool
+) -> None:
+    disk.confirms.clear()
+    body = request(stream=stream)
+    with raw.connect(durable.url) as connection:
+        raw.send(connection, CHAT, body, tags("s"))
+        assert disk.asked.acquire(timeout=60)  # the end is recorded, and has not left
+    time.sleep(0.5)  # it is known to be gone
+    disk.confirms.set()
+    given = raw.ask(durable.url, CHAT, body, tags("s") | {"x-stainless-retry-count": "1"})
+    recorded = Recorded(durable.data)
+    (call,) = recorded.calls("s")
+    assert given.all(b"x-call-id") == [call.id.encode()]
+    assert (given.status, given.whole, given.body) == (200, True, recorded.row(call.seq)["response"])
+    assert len(own_fake.calls()) == 1
     recorded.db.close()
 
 

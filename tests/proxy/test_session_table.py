@@ -27,7 +27,7 @@ class Table(SessionTable):
 
     def call(self, *, ends: bool = False) -> VersionNumber:
         version = self.version(S)
-        session = self.begin(S, version, 1.0)
+        session = self.begin(S, version, 1.0, "train")
         self.recorded.call(call_start("s", version=version), "hello")
         self.finish(session, 2.0, ends=ends)
         return version
@@ -47,10 +47,10 @@ def test_a_session_keeps_its_version(table: Table) -> None:
 
 
 def test_calls_at_once_of_a_new_session_get_one_version(table: Table) -> None:
-    first = table.begin(S, table.version(S), 1.0)
+    first = table.begin(S, table.version(S), 1.0, "train")
     table.live = TWO
     assert table.version(S) == ONE
-    assert table.begin(S, table.version(S), 1.0) is first
+    assert table.begin(S, table.version(S), 1.0, "train") is first
     assert first.under_way == 2
 
 
@@ -95,6 +95,6 @@ def test_what_the_table_knows(table: Table) -> None:
 def test_ended_sessions_are_not_remembered_for_ever(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.sessions._ENDED", 3)
     for number in range(5):
-        session = table.begin(identity(f"{number}"), ONE, 1.0)
+        session = table.begin(identity(f"{number}"), ONE, 1.0, "train")
         table.finish(session, 1.0, ends=True)
     assert [table.has_ended(identity(f"{number}")) for number in range(5)] == [False, False, True, True, True]

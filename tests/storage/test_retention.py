@@ -7,7 +7,8 @@ import time
 import pytest
 
 from storage import calls, groups, retention, rewards, sessions
-from storage.retention import Keep, Retention, used_bytes
+from storage.retention import EVERYTHING, Keep, Retention, used_bytes
+from storage.rewards import WAIT_SECONDS
 from storage.states import GroupState, Outcome
 from storage.types import GroupId
 from tests.storage.recorded import BEGAN, Recorded, a_reward, call_start, capture
@@ -115,6 +116,15 @@ def test_a_large_session_goes_in_parts_that_can_be_read(recorded: Recorded, monk
             assert calls.body(recorded.db, call.seq)
     assert numbers == [23, 16, 9, 2, 0]
     assert left(recorded) == []
+
+
+def test_rewards_that_wait_in_vain_go_after_a_day_whatever_is_kept(recorded: Recorded) -> None:
+    for created_at in (BEGAN, BEGAN + 2 * WAIT_SECONDS):
+        recorded.reward(a_reward("nowhere", 1.0, created_at=created_at))
+    recorded.take_in()
+    assert Retention(recorded.db, EVERYTHING).step(BEGAN + 2 * WAIT_SECONDS + 1) is False
+    (row,) = recorded.db.all("SELECT created_at FROM rewards")
+    assert row["created_at"] == BEGAN + 2 * WAIT_SECONDS
 
 
 def test_beyond_its_size_the_oldest_go_and_the_disk_is_given_back(

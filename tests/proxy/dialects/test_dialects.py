@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects import DIALECTS, LONGEST_FRAME, Dialect, Issued, is_stream, read_call
-from proxy.dialects.documents import metadata
 from storage.text import dumps
 from storage.types import BASE, DEFAULT_OWNER, CallId, CallStart, Identity
 from tests.proxy.dialects.sent import TOOL_CALLS, answer, sent, stream
@@ -113,12 +112,6 @@ def test_a_call_is_read_by_its_dialect_and_by_what_came_whatever_was_asked_for()
 def test_an_error_is_no_answer(dialect: Dialect, error: bytes) -> None:
     assert dialect.read(b"{}", error, is_stream(error)).output == ()
     assert dialect.issued(error, is_stream(error)) == Issued()
-
-
-def test_metadata() -> None:
-    assert metadata({"metadata": {"session_id": "s"}}) == {"session_id": "s"}
-    others: list[Any] = [None, [], {}, {"metadata": None}, {"metadata": "s"}]
-    assert [metadata(other) for other in others] == [{}] * len(others)
 
 
 PART = "x" * 200
