@@ -175,7 +175,7 @@ class Ingestion:
             found = bool(self._batch)
             self._take(self._batch)
         except (DatabaseError, OSError) as error:
-            self.problem = f"nothing can be taken from the journal into the database: {type(error).__name__}: {error}"
+            self.problem = f"nothing can be taken from the journal into the database: {error}"
             _log.warning(self.problem)
             return True
         self.problem = None

@@ -32,7 +32,17 @@ def test_an_error_has_openais_form(kind: type[ProxyError], status: int, name: st
 
 
 def test_every_error_is_in_the_list() -> None:
-    assert {kind for kind, *_ in FORMS} | {errors.NoSuchMethod} == set(ProxyError.__subclasses__())
+    assert {kind for kind, *_ in FORMS} | {errors.NoSuchMethod, errors.NoSuchResponse} == set(
+        ProxyError.__subclasses__()
+    )
+
+
+def test_a_response_that_is_not_there_is_told_as_vllm_tells_it() -> None:
+    message = "Response with id 'resp_?' not found."
+    for name in ("resp_?", "resp_\ud800"):
+        error = errors.NoSuchResponse(name)
+        told = {"message": message, "type": "invalid_request_error", "param": "response_id", "code": 404}
+        assert (error.status, orjson.loads(error.body)) == (404, {"error": told})
 
 
 def test_another_method_is_answered_as_vllm_answers_it() -> None:

@@ -333,7 +333,7 @@ def test_the_thread_survives_whatever_the_database_raises(recorded: Recorded, mo
         broken.setattr(recorded.ingestion, "_set_position", malformed)
         recorded.ingestion.start()
         call = recorded.call(call_start("s"), "hello")
-        eventually(lambda: "DatabaseError: database disk image is malformed" in (recorded.ingestion.problem or ""))
+        eventually(lambda: "database disk image is malformed" in (recorded.ingestion.problem or ""))
     eventually(lambda: recorded.outcomes() == {call.id: "complete"})
     eventually(lambda: recorded.ingestion.problem is None)
     recorded.ingestion.stop()

@@ -96,7 +96,9 @@ def test_a_stop_ends_the_run_and_its_groups_wait(workshop: Workshop) -> None:
     with running(workshop, "sleep"):
         eventually(lambda: [run.state for run in workshop.all_runs()] == [RunState.RUNNING])
     (run,) = workshop.all_runs()
-    assert (run.state, run.reason) == (RunState.FAILED, "the update worker was closed during the job")
+    assert run.state is RunState.FAILED
+    # The second, where the stop came between the run's beginning and the job's.
+    assert run.reason in ("the update worker was closed during the job", "the update worker is closed")
     assert groups.states(workshop.db) == {"scored": 1}
     with running(workshop):
         eventually(lambda: len(workshop.all_runs()) == 2 and workshop.all_runs()[1].state is RunState.SUCCEEDED)
