@@ -11,8 +11,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 _IDS, _LOGPROBS = "i", "f"
 Packed = str | list[Any]
 """How a capture holds numbers."""
@@ -41,16 +39,6 @@ def ids_in(data: bytes) -> tuple[int, ...]:
 
 def logprobs_in(data: bytes) -> tuple[float, ...]:
     return tuple(array(_LOGPROBS, data))
-
-
-def unpacked(payload: bytes) -> dict[str, Any]:
-    """A capture with its numbers as lists, for people and tests."""
-    document: dict[str, Any] = orjson.loads(payload)
-    document["prompts"] = [list(ids_in(id_bytes(prompt))) for prompt in document["prompts"]]
-    for choice in document["choices"]:
-        choice["ids"] = list(ids_in(id_bytes(choice["ids"])))
-        choice["logprobs"] = list(logprobs_in(logprob_bytes(choice["logprobs"])))
-    return document
 
 
 def _bytes(code: str, given: Packed) -> bytes:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
-from storage.tokens import unpacked
+from tests.captures import unpacked
 
 NONCE = "0123456789abcdef" * 2
 TIMEOUT = 600.0

@@ -14,7 +14,7 @@ import pytest
 
 from proxy.capture import Exploration
 from proxy.foreign import prepare
-from storage.tokens import unpacked
+from tests.captures import unpacked
 from tests.e2e.marked_calls import TIMEOUT, Body, Server, captured, chat, mark_of, parse, post
 
 pytestmark = pytest.mark.e2e

@@ -15,7 +15,7 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from storage.tokens import unpacked
+from tests.captures import unpacked
 from tests.fake_vllm.app import FakeApp
 from tests.fake_vllm.faults import CONNECTION, SERVER
 from tests.fake_vllm.state import Received, State

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.capture import Exploration
 from proxy.foreign import prepare
-from storage.tokens import unpacked
+from tests.captures import unpacked
 from tests.proxy.running import STATED
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
-from storage.tokens import unpacked
+from tests.captures import unpacked
 from tests.vllm_contract import shapes
 from tests.vllm_contract.requests import JSON, Request
 

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.vllm_plugin.capture import CaptureMiddleware, Mark, read_mark
 from proxy.vllm_plugin.recording import Call, Generation
-from storage.tokens import unpacked
+from tests.captures import unpacked
 
 SECRET = "s3cret"
 NONCE = "0123456789abcdef" * 2

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,7 +56,7 @@ class Contender:
         return processes.rss_mb(self.process.pid)
 
 
-class Server(Contender):
+class Server(Contender, ABC):
     """A contender that is a process."""
 
     health = "/health"
@@ -67,8 +68,9 @@ class Server(Contender):
         self._log = self.folder / "log"
         self.process = processes.start(self.arguments(upstream.url), cores, self._log, self.environment(upstream.url))
 
+    @abstractmethod
     def arguments(self, upstream: str) -> list[str]:
-        raise NotImplementedError
+        """The command that starts it."""
 
     def environment(self, upstream: str) -> dict[str, str]:  # noqa: ARG002 - for those that need it
         return dict(os.environ)
