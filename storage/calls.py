@@ -6,14 +6,13 @@ What is readable is written once: ``input`` holds the messages that neither the 
 
 from __future__ import annotations
 
-import array
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from storage import bodies, deltas
+from storage import bodies, deltas, tokens
 from storage.database import Database, Row
 from storage.errors import NotFound
 from storage.states import CallOutcome
@@ -96,8 +95,8 @@ def of_session(db: Database, session: SessionKey) -> list[Call]:
         "SELECT choices.* FROM choices JOIN calls ON seq = call WHERE session = ? ORDER BY call, number",
         (session,),
     ):
-        ids = tuple(array.array("i", row["ids"]))
-        logprobs = tuple(array.array("f", row["logprobs"]))
+        ids = tokens.ids_in(row["ids"])
+        logprobs = tokens.logprobs_in(row["logprobs"])
         choices.setdefault(row["call"], []).append(Choice(row["number"], ids, logprobs, row["finish"]))
         sampled[row["call"]][row["number"]] = row["ids"]
     prompts: dict[int, bytes] = {}
@@ -118,7 +117,7 @@ def _call(row: Row, prompt_ids: bytes, choices: tuple[Choice, ...]) -> Call:
         not_trainable=row["not_trainable"],
         started_at=row["started_at"],
         sampling=orjson.loads(row["sampling"]) or {},
-        prompt_ids=tuple(array.array("i", prompt_ids)),
+        prompt_ids=tokens.ids_in(prompt_ids),
         choices=choices,
     )
 
