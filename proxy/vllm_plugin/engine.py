@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
-from .recording import Call, Generation
+from .recording import PARAMETERS, Call, Generation
 from .settings import PluginError
 
 CURRENT: ContextVar[Call | None] = ContextVar("slipstream_call", default=None)
@@ -44,12 +44,13 @@ def install() -> None:
     """Wraps vLLM's functions. May be called again.
 
     Raises:
-        PluginError: this version of vLLM lacks one of them; then none is wrapped.
+        PluginError: this version of vLLM lacks one of them, or something that they read; then none is wrapped.
 
     """
     generate, check_model, get_adapters, model_name = [_owner(*place) for place in _WRAPPED]
     for place in _NEEDED:
         _owner(*place)
+    _look_at_parameters()
     if getattr(generate, _MARK, False):
         return
     generate.generate = _wrap_generate(generate.generate)
@@ -71,6 +72,19 @@ def _owner(module: str, name: str, function: str, parameters: tuple[str, ...]) -
         raise PluginError(f"{_version()}: {name}.{function} takes no {', '.join(missing)}, {_ADVICE}")
     return owner
 
+
+def _look_at_parameters() -> None:
+    """Raises PluginError where vLLM's sampling parameters lack one that a capture tells of."""
+    module, name = _PARAMETERS
+    try:
+        params = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise PluginError(f"{_version()} has no {module}.{name} with defaults, {_ADVICE}") from error
+    if missing := [parameter for parameter in PARAMETERS if not hasattr(params, parameter)]:
+        raise PluginError(f"{_version()}: {name} has no {', '.join(missing)}, {_ADVICE}")
+
+
+_PARAMETERS = ("vllm.sampling_params", "SamplingParams")
 
 _ADVICE = "which Slipstream's plugin needs: use vLLM 0.32 or 0.33, or start vLLM without the plugin."
 

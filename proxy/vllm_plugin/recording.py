@@ -29,6 +29,33 @@ _UNTRAINABLE_PROMPTS = {
 }
 """By the `type` of vLLM's engine inputs (vllm/inputs/engine.py)."""
 
+PARAMETERS = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "logprobs",
+    "logprob_token_ids",
+    "logit_bias",
+    "structured_outputs",
+    "allowed_token_ids",
+    "bad_words",
+    "thinking_token_budget",
+    "extra_args",
+    "watermarking",
+    "trace_decode_token_ids",
+    "output_kind",
+    "clone",
+)
+"""What is read of vLLM's SamplingParams: without one of them nothing could be said of how a token was drawn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
@@ -110,6 +137,10 @@ def _sampled_logprobs(ids: list[int], logprobs: Any) -> list[float]:
     return [one.logprob for one in given if one is not None and math.isfinite(one.logprob)]
 
 
+def _failed(error: Exception) -> str:
+    return f"capture failed: {type(error).__name__}: {error}"
+
+
 class Call:
     """One request that the proxy sent: who answers it, and what was generated for it."""
 
@@ -161,7 +192,20 @@ class Call:
             self.refuse("echo with max_tokens 0: the sampled token is not delivered")
 
     def begin(self, prompt: Any, params: Any) -> Generation:
-        """A new generation of this call, to be run with the parameters that it holds."""
+        """A new generation of this call, to be run with the parameters that it holds.
+
+        Whatever fails here, the client's answer goes on, with its own parameters.
+        """
+        try:
+            params = self._prepared(prompt, params)
+        except Exception as error:  # noqa: BLE001 - promise 3: recording never stops the agent
+            self.refuse(_failed(error))
+        generation = Generation(params)
+        self.generations.append(generation)
+        return generation
+
+    def _prepared(self, prompt: Any, params: Any) -> Any:
+        """The parameters to run with: the client's own where the call is not trainable, else a copy that captures."""
         if self.generations and not self.running:
             self.refuse("built-in tools: several generations in one answer")
         if isinstance(prompt, Mapping):
@@ -179,21 +223,18 @@ class Call:
                 self.exploration.apply(params)
             if params.logprobs is None and params.logprob_token_ids is None:
                 params.logprobs = 0
-        generation = Generation(params)
-        self.generations.append(generation)
-        return generation
+        return params
 
     def add(self, generation: Generation, output: Any) -> None:
         """Takes in an output. Whatever it holds, the client's answer goes on: a fault is a reason, no error."""
-        if not self.trainable:
-            generation.ended = generation.ended or output.finished
-            generation.started = True
-            return
         try:
-            generation.add(output)
+            if self.trainable:
+                generation.add(output)
         except Exception as error:  # noqa: BLE001 - promise 3: recording never stops the agent
-            self.refuse(f"capture failed: {type(error).__name__}: {error}")
-            generation.ended = output.finished
+            self.refuse(_failed(error))
+        if not self.trainable:
+            generation.ended = generation.ended or getattr(output, "finished", False)
+            generation.started = True
 
     def payload(self) -> dict[str, Any]:
         """The capture as the proxy reads it, its thousands of numbers packed."""
@@ -224,9 +265,8 @@ class Call:
         """The capture as it travels: mark, nonce, length, payload. The nonce tells it from model output."""
         try:
             payload = json.dumps(self.payload(), separators=(",", ":")).encode()
-        except (TypeError, ValueError, OverflowError) as error:  # an id or a number that is none
-            reason = f"capture failed: {type(error).__name__}: {error}"
-            nothing = {"v": PAYLOAD_VERSION, "reason": reason, "prompts": [], "choices": [], "sampling": {}}
+        except Exception as error:  # noqa: BLE001 - promise 3: an id that is none, parameters that lack something
+            nothing = {"v": PAYLOAD_VERSION, "reason": _failed(error), "prompts": [], "choices": [], "sampling": {}}
             payload = json.dumps(nothing).encode()
         return b"%b%b %d\n%b" % (FRAME_MARK, self.nonce.encode(), len(payload), payload)
 

@@ -198,6 +198,7 @@ def fake_modules() -> dict[str, ModuleType]:
     contents: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": "0.0.fake"},
         "vllm.exceptions": {"VLLMNotFoundError": NotFoundError},
+        "vllm.sampling_params": {"SamplingParams": Params},
         "vllm.v1.engine.async_llm": {"AsyncLLM": Engine},
         "vllm.entrypoints.serve.engine.serving": {"BaseServing": Serving},
         "vllm.entrypoints.openai.models.serving": {"OpenAIServingModels": Models},

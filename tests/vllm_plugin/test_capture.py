@@ -1,7 +1,6 @@
 """The middleware over a small application: header, frame, placement, who answers, refusals."""
 
 import json
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -317,60 +316,3 @@ def test_an_output_of_unknown_form_is_a_reason_and_no_error(application: Any) ->
     strange = Call(NONCE, "base")
     strange.begin(application.prompts[0], application.params).prompt = [object()]  # type: ignore[list-item]
     assert b'"reason": "capture failed: TypeError' in strange.frame()
-
-
-async def refusal(application: Any) -> str:
-    sent: Messages = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "lifespan.startup"}
-
-    await CaptureMiddleware(application)({"type": "lifespan"}, receive, send)
-    if not sent:
-        return ""
-    assert sent[0]["type"] == "lifespan.startup.failed"
-    text: str = sent[0]["message"]
-    return text
-
-
-async def test_it_starts_where_all_is_well(application: Any) -> None:
-    assert await refusal(application) == ""
-    assert application.requests[0]["type"] == "lifespan"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("SLIPSTREAM_PLUGIN_SECRET", "", "SLIPSTREAM_PLUGIN_SECRET is not set"),
-        ("SLIPSTREAM_PLUGIN_SECRET", "two words", "without spaces"),
-        ("VLLM_USE_RUST_FRONTEND", "1", "Rust front end"),
-    ],
-)
-async def test_it_refuses_to_start_in_words(
-    application: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    assert told in await refusal(application)
-    assert application.requests == []
-
-
-@pytest.mark.parametrize(
-    ("module", "owner"),
-    [
-        ("vllm.v1.engine.async_llm", "AsyncLLM"),
-        ("vllm.entrypoints.serve.engine.serving", "BaseServing"),
-        ("vllm.entrypoints.openai.models.serving", "OpenAIServingModels"),
-    ],
-)
-async def test_a_vllm_without_an_inside_that_we_know_is_refused_and_left_whole(
-    application: Any, monkeypatch: pytest.MonkeyPatch, module: str, owner: str
-) -> None:
-    before = type(application.engine).generate, type(application.serving)._check_model
-    monkeypatch.delattr(sys.modules[module], owner)
-    text = await refusal(application)
-    assert "vLLM 0.0.fake" in text
-    assert f"{module}.{owner}" in text
-    assert (type(application.engine).generate, type(application.serving)._check_model) == before
