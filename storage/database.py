@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pysqlite3 as sqlite3
-import sqlite_utils
 
+from storage import migrations
 from storage.errors import NewerDatabase, StorageError, Unreadable
 from storage.folders import make_private
-from storage.migrations import migrations
 
 FILE = "slipstream.db"
 # The fault that lets two writers lose a committed transaction stands in 3.7.0 to 3.51.2.
@@ -55,7 +54,6 @@ class Database:
 
     def _open(self, folder: Path, *, checkpoints: bool, durable: bool) -> None:
         self.conn.row_factory = sqlite3.Row
-        self.tables = sqlite_utils.Database(self.conn)
         # Proxy and trainer may open a new database at the same moment: one of them turns it to WAL (SQLite does not
         # wait for the lock there) and migrates.
         with (folder / f".{FILE}.migrating").open("w") as lock:
@@ -72,13 +70,20 @@ class Database:
             self._migrate()
 
     def _migrate(self) -> None:
-        migrations.apply(self.tables)
-        known = {migration.name for migration in migrations._migrations}
-        unknown = [row.name for row in migrations.applied(self.tables) if row.name not in known]
-        if unknown:
+        applied = self._migrations()
+        if not migrations.ALL.keys() <= applied:
+            migrations.apply(self.conn)
+        if unknown := sorted(applied - migrations.ALL.keys()):
             raise NewerDatabase(
                 f"{self.path} was written by a newer Slipstream (it holds {', '.join(unknown)}): upgrade this one"
             )
+
+    def _migrations(self) -> set[str]:
+        """The names of those that the database has had."""
+        if not self.first("SELECT 1 FROM sqlite_master WHERE name = ?", (migrations.TABLE,)):
+            return set()
+        rows = self.all(f"SELECT name FROM {migrations.TABLE} WHERE migration_set = ?", (migrations.NAME,))
+        return {row["name"] for row in rows}
 
     @contextmanager
     def transaction(self) -> Iterator[Database]:
@@ -99,12 +104,6 @@ class Database:
     def _roll_back(self) -> None:
         if self.conn.in_transaction:
             self.conn.execute("ROLLBACK")
-
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        """Inside a transaction: undo only what happened in this block when it raises."""
-        with self.tables.atomic():
-            yield
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement; returns the number of rows that it changed."""

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from sqlite_utils.migrations import Migrations
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from storage.migrations import m001_first, m002_tags, m003_responses, m004_many_calls, m005_keys
 
-migrations = Migrations("slipstream")
-migrations(name="001_first")(m001_first.migrate)
-migrations(name="002_tags")(m002_tags.migrate)
-migrations(name="003_responses")(m003_responses.migrate)
-migrations(name="004_many_calls")(m004_many_calls.migrate)
-migrations(name="005_keys")(m005_keys.migrate)
+if TYPE_CHECKING:
+    from sqlite_utils.db import Database
 
-__all__ = ["migrations"]
+NAME = "slipstream"
+TABLE = "_sqlite_migrations"
+"""Where the library records what has been applied, by the name of the set."""
+
+ALL: dict[str, Callable[[Database], None]] = {
+    "001_first": m001_first.migrate,
+    "002_tags": m002_tags.migrate,
+    "003_responses": m003_responses.migrate,
+    "004_many_calls": m004_many_calls.migrate,
+    "005_keys": m005_keys.migrate,
+}
+
+
+def apply(connection: Any, stop_before: str | None = None) -> None:
+    """Make the changes that ``connection``'s database lacks."""
+    # Importing it takes a second, with pandas beside it three: only a database that lacks something is worth that.
+    import sqlite_utils
+    from sqlite_utils.migrations import Migrations
+
+    migrations = Migrations(NAME)
+    for name, migrate in ALL.items():
+        migrations(name=name)(migrate)
+    migrations.apply(sqlite_utils.Database(connection), stop_before=stop_before)

@@ -6,7 +6,10 @@ rows that they follow from.
 
 from __future__ import annotations
 
-from sqlite_utils.db import Database
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlite_utils.db import Database
 
 _NAME = """coalesce(
     (SELECT outcome FROM outcomes WHERE session = {key}),

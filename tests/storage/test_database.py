@@ -6,9 +6,9 @@ from pathlib import Path
 import pysqlite3 as sqlite3
 import pytest
 
+from storage import migrations
 from storage.database import OLDEST_SQLITE, Database, OperationalError
 from storage.errors import NewerDatabase, StorageError
-from storage.migrations import migrations
 
 
 def schema(db: Database) -> list[str]:
@@ -20,11 +20,21 @@ def test_opening_again_changes_nothing(tmp_path: Path) -> None:
     first.insert("switches", name="kept", value="1")
     second = Database(tmp_path, checkpoints=True)
     assert schema(second) == schema(first)
-    assert second.number("SELECT count(*) FROM _sqlite_migrations") == len(migrations._migrations)
+    assert second.number("SELECT count(*) FROM _sqlite_migrations") == len(migrations.ALL)
     assert second.number("SELECT count(*) FROM switches") == 1
     assert second.number("SELECT count(*) FROM journal_position") == 1
     first.close()
     second.close()
+
+
+def test_only_a_database_that_lacks_a_migration_costs_the_import_of_the_library(tmp_path: Path) -> None:
+    """It takes a second, and more where pandas is installed; the ingestion is a process that starts often."""
+    program = (
+        "import sys; from pathlib import Path; from storage.database import Database\n"
+        f"Database(Path({str(tmp_path)!r})).close(); print('sqlite_utils' in sys.modules)"
+    )
+    told = [subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout for _ in range(2)]
+    assert told == [b"True\n", b"False\n"]
 
 
 def test_the_pragmas_hold(tmp_path: Path) -> None:
@@ -78,20 +88,6 @@ def test_a_transaction_is_all_or_nothing(db: Database) -> None:
     with db.transaction():
         db.insert("switches", name="a", value="1")
     assert db.number("SELECT count(*) FROM switches") == 1
-
-
-def test_a_savepoint_undoes_its_own_block_alone(db: Database) -> None:
-    def fail() -> None:
-        with db.savepoint():
-            db.insert("switches", name="b", value="1")
-            raise ValueError
-
-    with db.transaction():
-        db.insert("switches", name="a", value="1")
-        with pytest.raises(ValueError):
-            fail()
-        db.insert("switches", name="c", value="1")
-    assert [row["name"] for row in db.all("SELECT name FROM switches ORDER BY name")] == ["a", "c"]
 
 
 def test_after_a_commit_that_fails_the_connection_works(tmp_path: Path) -> None:

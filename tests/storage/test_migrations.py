@@ -9,7 +9,6 @@ from typing import Any
 
 import pysqlite3 as sqlite3
 import pytest
-import sqlite_utils
 
 from storage import calls, groups, migrations, sessions
 from storage.database import FILE
@@ -57,8 +56,7 @@ def _fill(insert: Insert) -> None:
 def _old(folder: Path, last: str) -> None:
     """A database as the version whose last migration is ``last`` left it."""
     conn = sqlite3.connect(str(folder / FILE), isolation_level=None)
-    tables = sqlite_utils.Database(conn)
-    migrations.migrations.apply(tables, stop_before=_after(last))
+    migrations.apply(conn, stop_before=_after(last))
 
     def insert(table: str, **values: Any) -> None:
         names = ", ".join(f'"{name}"' for name in values)
@@ -69,7 +67,7 @@ def _old(folder: Path, last: str) -> None:
 
 
 def _after(last: str) -> str | None:
-    names = [migration.name for migration in migrations.migrations._migrations]
+    names = list(migrations.ALL)
     place = names.index(last) + 1
     return names[place] if place < len(names) else None
 
