@@ -6,6 +6,7 @@ Only digests are kept, whatever the conversations hold.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -32,6 +33,16 @@ class Conversation:
         self._state = _digest(owner, after)
         self.answers: list[bytes] = []
         """The digest behind each answer that the messages hold, the first answer first."""
+        self._say(messages)
+
+    def going_on(self, messages: Iterable[Message]) -> Conversation:
+        """The conversation of which this one is the beginning."""
+        longer = copy.copy(self)
+        longer._state, longer.answers = self._state.copy(), self.answers.copy()
+        longer._say(messages)
+        return longer
+
+    def _say(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self._state.update(_canonical(message))
             if message.get("role") == "assistant":

@@ -11,18 +11,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.asgi import Scope
 from proxy.conversations import Conversation, GrowingText, named
-from proxy.dialects import BY_NAME, Continued, Dialect, is_stream
-from proxy.dialects.documents import parse
+from proxy.dialects import Continued, Dialect, Issued, is_stream
+from proxy.recollection import recollect
 from proxy.scenarios import Scenarios
 from proxy.tags import Tags
 from storage import exchanges, sessions
-from storage.calls import Reading
+from storage.calls import Message, Reading
 from storage.database import Database
 from storage.exchanges import Exchange
 from storage.types import Identity, Owner, Session, TaggedBy, new_id
@@ -178,7 +178,9 @@ class Inference:
             for answer in turn.continues:
                 answer.continued -= 1
         if response is not None:
-            self._remember(turn, response)
+            streamed = is_stream(response)
+            output = turn.dialect.read(b"", response, streamed).output
+            self._remember(turn.session, turn.conversation, output, turn.dialect.issued(response, streamed))
 
     def restore(self, db: Database) -> None:
         """An earlier process's open sessions, by their newest calls; those that are known here stay as they are."""
@@ -188,21 +190,16 @@ class Inference:
             if known.identity in self._sessions:
                 continue
             try:
-                self._restore(known, exchanges.newest(db, session.key, _ANSWERS))
+                self._restore(known, exchanges.of_session(db, session.key))
             except Exception:  # noqa: BLE001 - whatever is wrong with one record, agents are served
                 _log.exception("session %s cannot be continued without tags", session.session_id)
 
-    def _restore(self, known: Known, newest: list[Exchange]) -> None:
-        for call in newest:
-            dialect = BY_NAME.get(call.dialect)
-            if dialect is None:
-                continue  # a call of another kind that named this session
-            owner = known.identity.owner
-            continued = dialect.continued(parse(call.request))
-            conversation = self._conversation(owner, dialect.read(call.request, b"", False))
-            for answer in self._found(owner, conversation, continued).answers:
+    def _restore(self, known: Known, calls: list[Exchange]) -> None:
+        owner = known.identity.owner
+        for call in recollect(owner, calls, _ANSWERS, self._lengths):
+            for answer in self._found(owner, call.conversation, call.continued).answers:
                 answer.continued += answer.session is known
-            self._remember(Turn(known, dialect, conversation, []), call.response)
+            self._remember(known, call.conversation, call.output, call.issued)
 
     def _use(self, session: Known, tags: Tags, address: Address) -> None:
         session.last_used = time.time()
@@ -265,11 +262,12 @@ class Inference:
             waiting = same & waiting or waiting
         return waiting
 
-    def _remember(self, turn: Turn, response: bytes) -> None:
-        session, owner = turn.session, turn.session.identity.owner
-        streamed = is_stream(response)
-        issued = turn.dialect.issued(response, streamed)
-        names = [turn.conversation.then(answer) for answer in turn.dialect.read(b"", response, streamed).output]
+    def _remember(
+        self, session: Known, conversation: Conversation | GrowingText, output: Sequence[Message], issued: Issued
+    ) -> None:
+        """A call of the session was answered."""
+        owner = session.identity.owner
+        names = [conversation.then(answer) for answer in output]
         names += [named(owner, "call", name) for name in issued.tool_call_ids]
         if issued.response_id:
             names.append(named(owner, "response", issued.response_id))

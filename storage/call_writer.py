@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from storage import bodies, deltas, tokens
-from storage.calls import Message, Reading
+from storage.calls import GROWN, Message, Reading
 from storage.database import Database, Row
 from storage.states import CallOutcome
 from storage.text import dumps, storable
@@ -292,16 +292,12 @@ def _grew(known: tuple[bytes, ...], messages: tuple[bytes, ...]) -> bool:
 def _lengthened(parent: _Remembered, messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """The text by which a message grew, marked as what it is."""
     text = messages[0]["content"][len(orjson.loads(parent.messages[0])["content"]) :]
-    return ({**messages[0], "content": text, _GROWN: True},) if text else ()
-
-
-_GROWN = "continues"
-"""Marks a stored message whose text lengthens that of the message before it."""
+    return ({**messages[0], "content": text, GROWN: True},) if text else ()
 
 
 def _joined(known: tuple[bytes, ...], new: list[Message]) -> tuple[bytes, ...]:
     """The conversation of a call, from that of its parent and what was recorded as new."""
-    text = new[0].get("content") if new and new[0].get(_GROWN) is True else None
+    text = new[0].get("content") if new and new[0].get(GROWN) is True else None
     if isinstance(text, str) and len(known) == 1 and known[0].endswith(_TEXT_ENDS):
         return (_canonical({"role": "user", "content": orjson.loads(known[0])["content"] + text}),)
     return known + tuple(_canonical(message) for message in new)

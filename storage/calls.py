@@ -21,6 +21,9 @@ from storage.types import Call, CallId, Choice, Owner, SessionKey, VersionNumber
 
 Message = dict[str, Any]
 
+GROWN = "continues"
+"""Marks a stored message whose text lengthens that of the parent's one message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:

@@ -1,10 +1,12 @@
-"""Requests and responses as they were, of calls that came to their end."""
+"""A session's calls as they are readable: what each of them added to the conversation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage import calls
+import orjson
+
+from storage.calls import GROWN, Message
 from storage.database import Database
 from storage.states import CallOutcome
 from storage.types import SessionKey
@@ -12,18 +14,41 @@ from storage.types import SessionKey
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
+    """A call, without the bytes of its request and its response: to read those costs the whole history each time."""
+
+    seq: int
     dialect: str
-    request: bytes
-    response: bytes
+    complete: bool
+    parent: int | None
+    """The call whose conversation, and whose answer number ``continues``, come before ``messages``."""
+    continues: int | None
+    messages: list[Message]
+    """What is new in the request."""
+    output: list[Message]
+    response_id: str | None
+
+    @property
+    def lengthens(self) -> bool:
+        """What is new is the end of the parent's one text."""
+        return bool(self.messages) and self.messages[0].get(GROWN) is True
 
 
-def newest(db: Database, session: SessionKey, limit: int) -> list[Exchange]:
-    """The newest ``limit`` complete calls of a session, the oldest of them first."""
-    rows = db.all(
-        "SELECT seq, dialect FROM calls WHERE session = ? AND outcome = ? ORDER BY seq DESC LIMIT ?",
-        (session, CallOutcome.COMPLETE, limit),
-    )
+def of_session(db: Database, session: SessionKey) -> list[Exchange]:
+    """The session's calls, in the order in which they ended: each behind its parent."""
     return [
-        Exchange(row["dialect"], calls.body(db, row["seq"]), calls.body(db, row["seq"], "response"))
-        for row in reversed(rows)
+        Exchange(
+            row["seq"],
+            row["dialect"],
+            row["outcome"] == CallOutcome.COMPLETE,
+            row["parent"],
+            row["continues"],
+            orjson.loads(row["input"]),
+            orjson.loads(row["output"]),
+            row["response_id"],
+        )
+        for row in db.all(
+            "SELECT seq, dialect, outcome, parent, continues, input, output, response_id FROM calls"
+            " WHERE session = ? ORDER BY seq",
+            (session,),
+        )
     ]
