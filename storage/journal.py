@@ -12,11 +12,12 @@ import logging
 import os
 import struct
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
+
+from zlib_ng import zlib_ng
 
 from storage.errors import JournalDown
 from storage.folders import make_private
@@ -111,10 +112,10 @@ class JournalWriter:
         size = 0
         for kind, record_id, *payload in entries:
             named = record_id.encode()
-            length, checksum = 0, zlib.crc32(named, kind)
+            length, checksum = 0, zlib_ng.crc32(named, kind)
             for part in payload:
                 length += len(part)
-                checksum = zlib.crc32(part, checksum)
+                checksum = zlib_ng.crc32(part, checksum)
             parts.append(_HEADER.pack(_MAGIC, kind, named, length, checksum))
             parts += payload
             size += _HEADER.size + length
@@ -312,7 +313,7 @@ class JournalReader:
             if magic not in (_MAGIC, _OLDER) or kind is None or end > len(data):
                 break
             payload = data[at + _HEADER.size : end]
-            if zlib.crc32(payload, zlib.crc32(raw_id, kind) if magic == _MAGIC else 0) != checksum:
+            if zlib_ng.crc32(payload, zlib_ng.crc32(raw_id, kind) if magic == _MAGIC else 0) != checksum:
                 break
             after = Position(self.segment, self._offset + end)
             records.append(Record(kind, raw_id.decode(), payload, self.segment, after))

@@ -1,3 +1,5 @@
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,9 +26,25 @@ def test_what_was_deflated_is_inflated(data: bytes, base: bytes | None, text: by
     assert len(blob) <= 1 + len(data)
 
 
+_BESIDE = b"the words that stand readable beside it"
+_SAID = b'{"message":"the words that stand readable beside it, and twelve more: the words that stand"}'
+_BY_ZLIB = bytes.fromhex("5aab56ca4d2d2e4e4c4f55b2522a214e8b8e02c8a892f2d49cb25485dcfca2542ba015989629d50200")
+"""The same, as zlib 1.3 wrote it into older databases."""
+
+
+def test_what_zlib_deflated_is_inflated() -> None:
+    assert deltas.decode(_BY_ZLIB, None, _BESIDE) == _SAID
+
+
+def test_zlib_inflates_what_is_deflated() -> None:
+    blob = deltas.encode(_SAID, None, _BESIDE)
+    assert blob[:1] == b"Z"
+    assert zlib.decompressobj(-15, zdict=_BESIDE).decompress(blob[1:]) == _SAID
+
+
 @pytest.mark.parametrize("size", [1000, 40_000, 5_000_000])
 def test_what_stands_readable_beside_it_costs_little(size: int) -> None:
-    """Also where the text is longer than what zlib looks at."""
+    """Also where the text is longer than what deflate looks at."""
     words = b" ".join(b"%d" % (n * n) for n in range(size // 8))
     data = b'{"message":"' + words + b'"}'
     blob = deltas.encode(data, None, words)

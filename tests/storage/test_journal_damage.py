@@ -69,8 +69,13 @@ def test_behind_a_damaged_record_the_others_are_read(
     writer.close()
 
 
-def test_a_journal_of_an_older_version_is_read(tmp_path: Path) -> None:
-    record = struct.pack("<4sB32sII", b"SLJ1", Kind.PIECE, name(1).encode(), 3, zlib.crc32(b"old")) + b"old"
+@pytest.mark.parametrize(
+    ("magic", "checksum"),
+    [(b"SLJ1", zlib.crc32(b"old")), (b"SLJ2", zlib.crc32(b"old", zlib.crc32(name(1).encode(), Kind.PIECE)))],
+)
+def test_a_journal_of_an_older_version_is_read(tmp_path: Path, magic: bytes, checksum: int) -> None:
+    """Its checksums are zlib's."""
+    record = struct.pack("<4sB32sII", magic, Kind.PIECE, name(1).encode(), 3, checksum) + b"old"
     segment_path(tmp_path, 1).write_bytes(record)
     writer = JournalWriter(tmp_path)
     writer.append((Kind.PIECE, name(1), b"new"))
