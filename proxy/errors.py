@@ -7,6 +7,7 @@
   * NoSuchPath           404: not a path that is forwarded
   * NoSuchMethod         405: a path that is forwarded, asked by another method; answered as vLLM does
   * UnknownVersion       404: a version or a model that does not exist
+  * TooSlow              408: a request that does not come to its end; clients make it again
   * TooLarge             413: a request body above the limit
   * TooManyCalls         429: as many calls under way as one client key may have
   * HeadersTooLarge      431: a request's headers above the limit
@@ -102,6 +103,11 @@ class NoSuchMethod(ProxyError):
 class UnknownVersion(ProxyError):
     status = 404
     type = "not_found_error"
+
+
+class TooSlow(ProxyError):
+    status = 408
+    type = "invalid_request_error"
 
 
 class TooLarge(ProxyError):

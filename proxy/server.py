@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import socket
+from http import HTTPStatus
 from types import FrameType
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from proxy import patience
 from proxy.app import App
-from proxy.errors import HeadersTooLarge
+from proxy.errors import HeadersTooLarge, ProxyError, TooSlow
 from proxy.limits import HEADER_BYTES
+from proxy.patience import Patience
 
 _HEAD_BYTES = 4 * HEADER_BYTES
 """Of a request's head as it comes: headers up to their limit, what separates them, and the target."""
@@ -25,21 +29,59 @@ class Protocol(HttpToolsProtocol):
     """HTTP from agents.
 
     What is kept until more comes is bounded: a head without an end would fill the memory, and hold up every
-    agent while it is put together. What comes behind a chunked body (trailers) is no header: nobody has checked it.
+    agent while it is put together. So is the time that a request takes to come. What comes behind a chunked body
+    (trailers) is no header: nobody has checked it.
     """
 
+    seconds = patience.SECONDS
+    _patience: Patience
     _gathered = 0
     """Bytes that came since the parser last had something whole."""
     _head_came = False
+    _whole = True
+    """No request is coming in: the last one has come to its end."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]  # uvloop's are not asyncio's
+        self._patience = Patience(self.loop, self.seconds, self._late)
+        self._patience.begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._patience.end()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._gathered += len(data)
         super().data_received(data)
         if self._gathered > _HEAD_BYTES and not self.transport.is_closing():
-            self._refuse()
+            self._refuse(HeadersTooLarge(f"the head of the request is longer than {_HEAD_BYTES} bytes"))
+        if (self._gathered or not self._whole) and (self._head_came or not self._patience.waits):
+            self._patience.begin()  # a head has its time as a whole, a body for each piece
+
+    def shutdown(self) -> None:
+        """The process stops: what has come whole is answered."""
+        if self._body_is_awaited():
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def _body_is_awaited(self) -> bool:
+        """The request that the app works on has not come whole, and nothing of a response has left."""
+        return self._head_came and not self._whole and not self.pipeline and not self.cycle.response_started
+
+    def _late(self) -> None:
+        """The client took too long to send a request; or it was not to send, while others are answered."""
+        answering = self.cycle is not None and not self.cycle.response_complete and not self._body_is_awaited()
+        if answering or self.flow.read_paused:
+            self._patience.begin()
+        elif self._gathered or not self._whole:
+            what = "body of the request stopped coming" if self._head_came else "head of the request did not come whole"
+            self._refuse(TooSlow(f"the {what} for {self.seconds:g} seconds"))
+        else:
+            self.transport.close()
 
     def on_message_begin(self) -> None:
-        self._head_came = False
+        self._head_came = self._whole = False
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -57,14 +99,16 @@ class Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._gathered = 0
+        self._gathered, self._head_came, self._whole = 0, False, True
+        self._patience.end()
         super().on_message_complete()
 
-    def _refuse(self) -> None:
+    def _refuse(self, error: ProxyError) -> None:
         """Close the connection; say why where no response is under way."""
-        if self.cycle is None or self.cycle.response_complete:
-            error = HeadersTooLarge(f"the head of the request is longer than {_HEAD_BYTES} bytes")
-            head = "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+        idle = self.cycle is None or self.cycle.response_complete
+        if self._body_is_awaited() or (idle and not self._head_came):
+            status = HTTPStatus(error.status)
+            head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
             head += f"content-length: {len(error.body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + error.body)
         self.transport.close()

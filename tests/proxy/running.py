@@ -105,6 +105,7 @@ class RunningProxy:
         secret: str | None,
         *,
         wrap: Callable[[App], Any] = lambda app: app,
+        protocol: type[Protocol] = Protocol,
         **settings: Any,
     ) -> None:
         """``wrap`` puts something between server and proxy; ``idle`` stands for ``session.idle``."""
@@ -118,7 +119,7 @@ class RunningProxy:
         given = {"data": data, "upstream": upstream, "session": session, "upstream_api_key": None}
         self.settings = ProxySettings.model_validate({**defaults, **given, **settings})
         self.app = App(self.settings, step_seconds=0.1)
-        self.serving = Serving(wrap(self.app), Protocol)
+        self.serving = Serving(wrap(self.app), protocol)
         self.serving.start()
         self.client = httpx.Client(base_url=self.serving.url, timeout=60, headers=_JSON)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -73,6 +74,28 @@ def test_calls_under_way_end_and_the_rest_is_marked(own_fake: FakeVllm, start: S
         assert (call.outcome, call.not_trainable) == (CallOutcome.INTERRUPTED, "the proxy stopped during this call")
         assert not recorded.closed(name), "it goes on after the restart"
     recorded.db.close()
+
+
+def test_what_has_not_come_whole_is_not_waited_for(own_fake: FakeVllm, start: StartProcess) -> None:
+    proxy = start(600)
+    body = request("whole")
+    whole, half = raw.head(CHAT, len(body), tags("whole", "step")), raw.head(CHAT, 100)
+    with raw.connect(proxy.url) as answered, contextlib.ExitStack() as kept:
+        answered.sendall(whole + body)
+        until(lambda: begun(own_fake, 1))
+        unfinished = [kept.enter_context(raw.connect(proxy.url)) for _ in range(4)]
+        for connection, sent in zip(unfinished, (b"", half[:20], half, half + body[:10]), strict=True):
+            connection.sendall(sent)
+        with raw.connect(proxy.url) as last:  # what was sent before this is answered has come
+            last.sendall(raw.head("/health", 0, method="GET"))
+            raw.read_until(last, b"ok")
+        proxy.process.send_signal(signal.SIGTERM)
+        assert [raw.read_all(connection) for connection in unfinished] == [b""] * 4
+        assert proxy.process.poll() is None, "the call that came whole goes on"
+        for _ in range(20):
+            own_fake.step()
+        assert raw.parse(raw.read_all(answered)).whole
+    assert proxy.process.wait(60) == -signal.SIGTERM
 
 
 def test_a_second_signal_ends_it_at_once(own_fake: FakeVllm, start: StartProcess) -> None:

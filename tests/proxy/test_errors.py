@@ -14,6 +14,7 @@ FORMS = [
     (errors.Unauthorized, 401, "authentication_error"),
     (errors.NoSuchPath, 404, "not_found_error"),
     (errors.UnknownVersion, 404, "not_found_error"),
+    (errors.TooSlow, 408, "invalid_request_error"),
     (errors.TooLarge, 413, "invalid_request_error"),
     (errors.TooManyCalls, 429, "rate_limit_error"),
     (errors.HeadersTooLarge, 431, "invalid_request_error"),
