@@ -21,6 +21,8 @@ from storage.types import Owner
 _DIGEST_BYTES = 16
 _LENGTHS = 256
 """Lengths of texts that are remembered: the newest."""
+_LONG = 2**16
+"""Characters of a text that is not digested itself."""
 _THOUGHT = "</think>"
 _MARK = "cache_control"
 
@@ -90,6 +92,22 @@ def named(owner: Owner, kind: str, name: str) -> bytes:
     return _digest(owner, kind, name).digest()
 
 
+def brief(value: Any, depth: int) -> Any:
+    """``value`` with its long texts (pictures, files) replaced by what this process alone knows them by.
+
+    To write and to digest them anew would take the event loop a hundred milliseconds for fifty megabytes; Python's own
+    hash, keyed by chance, takes ten, and only once for a text, however often it is asked for. What lies deeper than
+    ``depth`` stands as it is.
+    """
+    if isinstance(value, str):
+        return value if len(value) < _LONG else f"{len(value)} {hash(value)}"
+    if depth and isinstance(value, dict):
+        return {name: brief(inner, depth - 1) for name, inner in value.items()}
+    if depth and isinstance(value, list | tuple):
+        return [brief(inner, depth - 1) for inner in value]
+    return value
+
+
 def _digest(*what: str | None) -> hashlib.blake2b:
     return hashlib.blake2b(dumps(what) + b"\n", digest_size=_DIGEST_BYTES)
 
@@ -100,9 +118,9 @@ def _canonical(message: Message) -> bytes:
     if role == "assistant":
         return dumps(["assistant", *_answer(message)]) + b"\n"
     if len(message) == 2 and isinstance(content, str) and isinstance(role, str):
-        return dumps([role, content]) + b"\n"
+        return dumps([role, brief(content, 0)]) + b"\n"
     kept = {name: value for name, value in message.items() if value not in (None, []) and name != _MARK}
-    return dumps({**kept, "content": _content(content)}, sort_keys=True) + b"\n"
+    return dumps({**kept, "content": brief(_content(content), 0)}, sort_keys=True) + b"\n"
 
 
 def _answer(message: Message) -> tuple[Any, list[Any]]:
@@ -112,7 +130,7 @@ def _answer(message: Message) -> tuple[Any, list[Any]]:
     said = _content(message.get("content"))
     if isinstance(said, str):
         said = said.rpartition(_THOUGHT)[2].strip() or message.get("refusal") or message.get("function_call") or ""
-    return said, called
+    return brief(said, 0), called
 
 
 def _content(content: Any) -> Any:
@@ -130,7 +148,7 @@ def _part(part: Any) -> Any:
         return part
     if part.get("type") == "text" and isinstance(part.get("text"), str):
         return part["text"]
-    return {name: value for name, value in sorted(part.items()) if name != _MARK}
+    return {name: brief(value, 2) for name, value in sorted(part.items()) if name != _MARK}
 
 
 def _call(call: Any) -> Any:

@@ -12,7 +12,7 @@ from proxy.dialects import LONGEST_FRAME
 from proxy.inference import Inferred
 from proxy.paths import Route
 from proxy.recorder import Recording
-from proxy.repeats import Abandoned, Answer
+from proxy.repeats import Abandoned, Answer, is_repeated, key_of
 from proxy.sessions import OpenSession
 from proxy.tags import Tags
 from proxy.upstreams import Upstream
@@ -33,15 +33,28 @@ class Request:
     """The body as JSON; None where it is none."""
     call: CallId
     identity: Identity
-    key: bytes
-    """By which a repeated call finds this one; empty: it is never given to another."""
-    repeats: bool
-    """The client says that it made this call before."""
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """Whether a repetition of this call is given its answer."""
+        return self.tags.session is not None and self.route.dialect is not None
+
+    @property
+    def repeats(self) -> bool:
+        """The client says that it made this call before."""
+        return self.can_be_repeated and is_repeated(self.scope["headers"])
+
+    @cached_property
+    def key(self) -> bytes:
+        """By which a repeated call finds this one; empty: it is never given to another."""
+        if not self.can_be_repeated:
+            return b""
+        return key_of(self.identity, self.route.path, self.scope["query_string"], self.body)
 
     @property
     def remembers(self) -> bool:
         """Whether the response will be asked for when it is whole."""
-        return bool(self.key) or self.inferred.turn is not None
+        return self.can_be_repeated or self.inferred.turn is not None
 
     @cached_property
     def model(self) -> str:

@@ -17,7 +17,7 @@ from proxy.inference import Inference
 from proxy.limits import Limits
 from proxy.paths import find_route
 from proxy.recorder import Recorder
-from proxy.repeats import Repeat, Repeats, is_repeated, key_of
+from proxy.repeats import Repeat, Repeats
 from proxy.sessions import SessionTable
 from proxy.settings import ProxySettings
 from proxy.tags import read_tags
@@ -93,13 +93,9 @@ class Forward:
         if stored and not self._table.may_read(owner, stored):
             raise NoSuchResponse(stored)
         call = CallId(new_id())
-        inferred = self._inference.find(owner, scope, route.dialect, tags, body, document)
+        inferred = self._inference.find(owner, scope, route.dialect, tags, document)
         identity = Identity(owner, inferred.session_id)
-        key = b""
-        if tags.session is not None and route.dialect is not None:
-            key = key_of(identity, route.path, scope["query_string"], body)
-        repeats = bool(key) and is_repeated(scope["headers"])
-        return Request(scope, route, tags, inferred, body, document, call, identity, key, repeats)
+        return Request(scope, route, tags, inferred, body, document, call, identity)
 
     async def _repeat(self, request: Request, receive: Receive, send: Send) -> Repeat:
         """Give a repeated call the answer that was left, where there is one; returns what it found.

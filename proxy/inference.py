@@ -130,14 +130,15 @@ class Inference:
         self._lengths: OrderedDict[int, None] = OrderedDict()
         """Of the texts that prompts may lengthen."""
 
-    def find(
-        self, owner: Owner, scope: Scope, dialect: Dialect | None, tags: Tags, body: bytes, document: Any
-    ) -> Inferred:
-        """Whose call it is; ``dialect`` None: a call of a kind that has no conversation. `learn` must follow."""
+    def find(self, owner: Owner, scope: Scope, dialect: Dialect | None, tags: Tags, document: Any) -> Inferred:
+        """Whose call it is; ``document`` is its parsed body. `learn` must follow.
+
+        ``dialect`` None: a call of a kind that has no conversation.
+        """
         if dialect is None or (tags.session is not None and tags.scenario is not None):
             session_id = tags.session or f"untagged-{new_id()}"
             return Inferred(session_id, tags.session_by, tags.scenario, tags.scenario_by)
-        reading = dialect.read(body, b"", False)
+        reading = dialect.asked(document)
         if tags.session is not None:
             return Inferred(tags.session, tags.session_by, self._scenarios.of(reading), TaggedBy.INFERRED)
         continued = dialect.continued(document)

@@ -24,6 +24,7 @@ _OPENED = (b"[", b"{")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """A level up and a level down, as signed bytes."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
+_LONG = 2**20
 _AT_ONCE = 2**16
 """Brackets that are counted before it is looked whether they are enough."""
 
@@ -52,7 +53,8 @@ class Limits:
 
         ``document`` is the JSON in ``body``, or None where none could be read.
         """
-        if body.count(b"[") + body.count(b"{") > DEPTH:
+        # To count the brackets of a short body costs less than to walk its document; of a long one, fewer count.
+        if len(body) > _LONG or body.count(b"[") + body.count(b"{") > DEPTH:
             self._check_depth(body, document)
         if isinstance(document, dict):
             for name in ("n", "best_of"):

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from proxy.conversations import brief
 from storage.calls import Reading
 from storage.text import dumps
 
@@ -53,7 +54,8 @@ class Scenarios:
     def of(self, reading: Reading) -> str:
         """The same for all calls that share system prompt, tools and first user message, but for dates and numbers."""
         opening = _opening(reading)
-        digest = self._remembered(dumps(opening), lambda: dumps(self._clean(opening, _DEPTH), sort_keys=True))
+        known = dumps([*brief(opening[:2], 5), *opening[2:]])
+        digest = self._remembered(known, lambda: dumps(self._clean(opening, _DEPTH), sort_keys=True))
         return f"auto-{digest[:6].hex()}"
 
     def _clean(self, value: Any, depth: int) -> Any:

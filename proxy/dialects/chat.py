@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from proxy.dialects.documents import Document, events, field, objects, parse
@@ -23,10 +24,12 @@ class ChatCompletions:
     last_frames: tuple[bytes, ...] = (b"data: [DONE]",)
     error_frames: tuple[bytes, ...] = (b'data: {"error"',)  # a [DONE] follows
 
+    def asked(self, document: Any) -> Reading:
+        messages = tuple(_normal(message) for message in objects(document, "messages"))
+        return Reading(messages, (), tuple(field(document, "tools", list) or ()))
+
     def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
-        asked = parse(request)
-        messages = tuple(_normal(message) for message in objects(asked, "messages"))
-        return Reading(messages, _answers(response, streamed), tuple(field(asked, "tools", list) or ()))
+        return replace(self.asked(parse(request)), output=_answers(response, streamed))
 
     def issued(self, response: bytes, streamed: bool) -> Issued:
         if b'"tool_calls"' not in response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from proxy.dialects.documents import events, field, objects, parse
@@ -16,22 +17,24 @@ class Completions:
     last_frames: tuple[bytes, ...] = (b"data: [DONE]",)
     error_frames: tuple[bytes, ...] = (b'data: {"error"',)  # a [DONE] follows
 
-    def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
-        """Each prompt as a message of the user, each choice as an answer.
+    def asked(self, document: Any) -> Reading:
+        """Each prompt as a message of the user. An agent that goes on sends one text again, lengthened."""
+        prompts = [_text(prompt) for prompt in _prompts(document)]
+        return Reading(tuple({"role": "user", "content": text} for text in prompts), (), grows=len(prompts) == 1)
 
-        An agent that goes on sends one text again, lengthened.
-        """
-        asked = parse(request)
-        prompts = [_text(prompt) for prompt in _prompts(asked)]
+    def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
+        """Each choice is an answer."""
+        document = parse(request)
+        asked = self.asked(document)
         texts = _texts(response, streamed)
-        if field(asked, "echo", bool) and prompts:
+        prompts = [str(message["content"]) for message in asked.messages]
+        if field(document, "echo", bool) and prompts:
             for index, text in texts.items():
                 # All choices of the first prompt come first, then those of the second.
                 prompt = prompts[min(index * len(prompts) // len(texts), len(prompts) - 1)] if index >= 0 else ""
                 texts[index] = text.removeprefix(prompt)
         answers: tuple[Message, ...] = tuple({"role": "assistant", "content": texts[index]} for index in sorted(texts))
-        messages: tuple[Message, ...] = tuple({"role": "user", "content": prompt} for prompt in prompts)
-        return Reading(messages, answers, grows=len(prompts) == 1)
+        return replace(asked, output=answers)
 
     def issued(self, response: bytes, streamed: bool) -> Issued:  # noqa: ARG002 - the protocol's
         """Nothing: a completion's prompt names no earlier one."""

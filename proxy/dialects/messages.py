@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from proxy.dialects.documents import Document, events, field, objects, parse
@@ -23,11 +24,13 @@ class Messages:
     last_frames: tuple[bytes, ...] = (b"event: message_stop", b"event: error")
     error_frames: tuple[bytes, ...] = (b"event: error",)
 
+    def asked(self, document: Any) -> Reading:
+        tools = tuple(_tool(tool) for tool in field(document, "tools", list) or ())
+        return Reading(tuple(_conversation(document)), (), tools)
+
     def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
-        asked = parse(request)
-        tools = tuple(_tool(tool) for tool in field(asked, "tools", list) or ())
         blocks = _blocks(response, streamed)
-        return Reading(tuple(_conversation(asked)), () if blocks is None else (_answer(blocks),), tools)
+        return replace(self.asked(parse(request)), output=() if blocks is None else (_answer(blocks),))
 
     def issued(self, response: bytes, streamed: bool) -> Issued:
         if b'"tool_use"' not in response:

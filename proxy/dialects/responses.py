@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from proxy.dialects.documents import Document, events, field, objects, parse
@@ -43,18 +44,16 @@ class Responses:
     )
     error_frames: tuple[bytes, ...] = (b"event: response.failed", b"event: error")
 
-    def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
+    def asked(self, document: Any) -> Reading:
         """The items of a turn as one message. A request that names an earlier response holds only what is new."""
-        asked = parse(request)
-        tools = tuple(_tool(tool) for tool in field(asked, "tools", list) or ())
+        tools = tuple(_tool(tool) for tool in field(document, "tools", list) or ())
+        continues = field(document, "previous_response_id", str)
+        return Reading(tuple(_conversation(document)), (), tools, continues=continues)
+
+    def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
         response_id, items = _answered(response, streamed)
-        return Reading(
-            tuple(_conversation(asked)),
-            () if items is None else (_answer(items),),
-            tools,
-            response_id=response_id,
-            continues=field(asked, "previous_response_id", str),
-        )
+        output = () if items is None else (_answer(items),)
+        return replace(self.asked(parse(request)), output=output, response_id=response_id)
 
     def issued(self, response: bytes, streamed: bool) -> Issued:
         response_id, items = _answered(response, streamed)

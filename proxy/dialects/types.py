@@ -36,6 +36,10 @@ class Dialect(Protocol):
     error_frames: tuple[bytes, ...]
     """In a stream: the beginnings of lines by which vLLM breaks off. One that ends a stream is a last frame, too."""
 
+    def asked(self, document: Any) -> Reading:
+        """What can be read in a request alone; ``document`` is its parsed body."""
+        ...
+
     def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
         """What can be read in a call; what cannot be read is left out."""
         ...

@@ -71,7 +71,7 @@ def call(proxy: Proxy, agent: str, dialect: str, document: Document, **options: 
     tags: Tags = read_tags(headers, None, document)
     scope = {"client": ("127.0.0.1", options.get("port", next(_ports)))}
     owner = Owner(options.get("owner", DEFAULT_OWNER))
-    found = proxy.inference.find(owner, scope, BY_NAME[dialect], tags, orjson.dumps(document), document)
+    found = proxy.inference.find(owner, scope, BY_NAME[dialect], tags, document)
     made = Call(agent, found, proxy)
     proxy.calls.append(made)
     return made

@@ -333,7 +333,7 @@ def test_a_call_without_conversation_is_a_session_of_its_own(proxy: Proxy) -> No
     from proxy.tags import read_tags
     from storage.types import DEFAULT_OWNER
 
-    one, two = (proxy.inference.find(DEFAULT_OWNER, {"client": None}, None, read_tags([]), b"", None) for _ in range(2))
+    one, two = (proxy.inference.find(DEFAULT_OWNER, {"client": None}, None, read_tags([]), None) for _ in range(2))
     assert one.session_id != two.session_id
     assert (one.session_by, one.scenario, one.turn) == (TaggedBy.NONE, None, None)
 
