@@ -16,16 +16,13 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import orjson
-
 from proxy import json_text
 from proxy.capture import Exploration
 from proxy.dialects.documents import Document, objects, parse
 from proxy.json_text import Change, Place
-from storage import tokens
+from storage import captures
 
 NO_IDS = "no plugin: a vLLM without Slipstream's plugin tells token ids in chat and text completions alone"
-_PAYLOAD_VERSION = 2
 _FRAME_END = re.compile(rb"\r?\n\r?\n")
 _DATA = re.compile(rb"^data: ?(\{[^\r\n]*)", re.MULTILINE)
 _NO_LOGPROB = -9999.0
@@ -296,24 +293,21 @@ class Foreign:
             reason = reason or _inexact(self._plan.request)
         if reason is None and not self._plan.collects:
             return  # a path on which no tokens are sampled
-        self.capture = orjson.dumps(
-            {
-                "v": _PAYLOAD_VERSION,
-                "reason": reason,
-                "prompts": [tokens.pack_ids(self._prompts[number]) for number in sorted(self._prompts)],
-                "choices": [
-                    {
-                        "index": index,
-                        "prompt": index // self._plan.n,
-                        "ids": tokens.pack_ids(choice.ids),
-                        "logprobs": tokens.pack_logprobs(choice.logprobs),
-                        "finish": choice.finish,
-                        "stop": choice.stop,
-                    }
-                    for index, choice in sorted(self._choices.items())
-                ],
-                "sampling": sampling(self._plan.request) if self._plan.collects else {},
-            }
+        self.capture = captures.pack(
+            reason,
+            [self._prompts[number] for number in sorted(self._prompts)],
+            [
+                {
+                    "index": index,
+                    "prompt": index // self._plan.n,
+                    "ids": choice.ids,
+                    "logprobs": choice.logprobs,
+                    "finish": choice.finish,
+                    "stop": choice.stop,
+                }
+                for index, choice in sorted(self._choices.items())
+            ],
+            sampling(self._plan.request) if self._plan.collects else {},
         )
 
 

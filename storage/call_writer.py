@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
-from storage import bodies, deltas, tokens
+from storage import bodies, captures, deltas
 from storage.calls import GROWN, Message, Reading
+from storage.captures import Capture
 from storage.database import Database, Row
 from storage.states import CallOutcome
 from storage.text import dumps, storable
@@ -102,7 +103,7 @@ class CallWriter:
 
     def write(self, call: RecordedCall) -> None:
         reading = self._read_call(call.start, call.request, call.response)
-        capture = _Capture.read(call.capture)
+        capture = captures.read(call.capture)
         place = self._place(call.session, reading)
         parent, continues = place.parent, place.continues
         tools = dumps(reading.tools)
@@ -219,7 +220,7 @@ class CallWriter:
             self._remember(session, list(built.values()))
 
 
-def _plain_columns(call: RecordedCall, capture: _Capture) -> dict[str, Any]:
+def _plain_columns(call: RecordedCall, capture: Capture) -> dict[str, Any]:
     """What a row says of the call itself, as it came."""
     start, end = call.start, call.end
     return {
@@ -303,43 +304,7 @@ def _joined(known: tuple[bytes, ...], new: list[Message]) -> tuple[bytes, ...]:
     return known + tuple(_canonical(message) for message in new)
 
 
-class _Choice(NamedTuple):
-    number: int
-    finish: str | None
-    ids: bytes
-    """int32."""
-    logprobs: bytes
-    """float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Capture:
-    """What the plugin saw of a call (docs/architecture.md, "Capture")."""
-
-    reason: str | None
-    prompt_ids: bytes = b""
-    choices: tuple[_Choice, ...] = ()
-    sampling: dict[str, Any] | None = None
-
-    @classmethod
-    def read(cls, payload: bytes | None) -> _Capture:
-        if payload is None:
-            return cls("no tokens were captured")
-        data = orjson.loads(payload)
-        choices = tuple(
-            _Choice(c["index"], c["finish"], tokens.id_bytes(c["ids"]), tokens.logprob_bytes(c["logprobs"]))
-            for c in data["choices"]
-        )
-        reason = data["reason"]
-        if reason is None and len(data["prompts"]) != 1:
-            reason = f"{len(data['prompts'])} prompts in one call"
-        if reason is None and any(len(c.ids) != len(c.logprobs) for c in choices):
-            reason = "the numbers of sampled tokens and of logprobs differ"
-        prompt_ids = tokens.id_bytes(data["prompts"][0]) if data["prompts"] else b""
-        return cls(reason, prompt_ids, choices, data["sampling"])
-
-
-def _not_trainable(end: CallEnd, capture: _Capture) -> str | None:
+def _not_trainable(end: CallEnd, capture: Capture) -> str | None:
     if end.outcome is not CallOutcome.COMPLETE:
         return end.error or f"the call ended as {end.outcome}"
     if capture.reason:

@@ -10,7 +10,6 @@ Knows vLLM's objects by their attributes only, so that it runs (and is tested) w
 import json
 import math
 from array import array
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +17,10 @@ from typing import Any
 FRAME_MARK = b"\x1e"
 """ASCII's record separator: no JSON text and no event stream begins with it."""
 
-PAYLOAD_VERSION = 2
+PAYLOAD_VERSION = 3
 IDS, LOGPROBS = "i", "f"
-"""How numbers are packed: int32 and float32, which is all that vLLM's logprobs hold."""
+"""The arrays of numbers: int32 and float32, which is all that vLLM's logprobs hold; little-endian, as every machine
+that vLLM runs on."""
 
 _UNTRAINABLE_PROMPTS = {
     "embeds": "prompt_embeds: the prompt has no token ids",
@@ -122,11 +122,6 @@ class Generation:
         if len(self.choices) != self.params.n:
             return f"vLLM gave {len(self.choices)} of {self.params.n} choices"
         return None
-
-
-def packed(code: str, numbers: Sequence[float]) -> str:
-    """Numbers as base64 of their array's bytes, little-endian as every machine that vLLM runs on."""
-    return b64encode(array(code, numbers).tobytes()).decode()
 
 
 def _sampled_logprobs(ids: list[int], logprobs: Any) -> list[float]:
@@ -236,22 +231,28 @@ class Call:
             generation.ended = generation.ended or getattr(output, "finished", False)
             generation.started = True
 
-    def payload(self) -> dict[str, Any]:
-        """The capture as the proxy reads it, its thousands of numbers packed."""
+    def payload(self) -> bytes:
+        """The capture as the proxy reads it: a line of JSON, and behind it the thousands of numbers that it counts."""
         faults = [fault for generation in self.generations if (fault := generation.fault())]
         if faults and self.trainable:
             self.refuse(faults[0])
-        return {
+        arrays: list[array[Any]] = []
+
+        def count(code: str, numbers: Sequence[float]) -> int:
+            arrays.append(array(code, numbers))
+            return len(numbers)
+
+        head = {
             "v": PAYLOAD_VERSION,
             "reason": self._reason,
-            "prompts": [packed(IDS, generation.prompt) for generation in self.generations],
+            "prompts": [count(IDS, generation.prompt) for generation in self.generations],
             "choices": [
                 {
                     # As vLLM's completions count them: all choices of the first prompt, then of the second.
                     "index": position * generation.params.n + index,
                     "prompt": position,
-                    "ids": packed(IDS, choice.ids),
-                    "logprobs": packed(LOGPROBS, choice.logprobs),
+                    "ids": count(IDS, choice.ids),
+                    "logprobs": count(LOGPROBS, choice.logprobs),
                     "finish": choice.finish,
                     "stop": choice.stop,
                 }
@@ -260,14 +261,16 @@ class Call:
             ],
             "sampling": self._sampling(),
         }
+        return b"".join((_line(head), *arrays))
 
     def frame(self) -> bytes:
         """The capture as it travels: mark, nonce, length, payload. The nonce tells it from model output."""
         try:
-            payload = json.dumps(self.payload(), separators=(",", ":")).encode()
+            payload = self.payload()
         except Exception as error:  # noqa: BLE001 - promise 3: an id that is none, parameters that lack something
-            nothing = {"v": PAYLOAD_VERSION, "reason": _failed(error), "prompts": [], "choices": [], "sampling": {}}
-            payload = json.dumps(nothing).encode()
+            payload = _line(
+                {"v": PAYLOAD_VERSION, "reason": _failed(error), "prompts": [], "choices": [], "sampling": {}}
+            )
         return b"%b%b %d\n%b" % (FRAME_MARK, self.nonce.encode(), len(payload), payload)
 
     def _sampling(self) -> dict[str, Any]:
@@ -299,3 +302,7 @@ class Call:
                 or params.watermarking  # set by the engine when it does so
             ),
         }
+
+
+def _line(head: dict[str, Any]) -> bytes:
+    return json.dumps(head, separators=(",", ":")).encode() + b"\n"

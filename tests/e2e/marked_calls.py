@@ -78,7 +78,7 @@ async def captured(server: Server, path: str, body: Body, model: str) -> tuple[A
     answer = await post(server, path, body, mark_of(server, model))
     assert answer.status == 200, answer.body
     assert answer.capture is not None
-    assert answer.capture["v"] == 2
+    assert answer.capture["v"] == 3
     return answer, answer.capture
 
 

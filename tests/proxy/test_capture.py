@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.capture import Cutter, Exploration, frame_length, new_nonce, request_header
+from storage import captures
 from tests.fake_vllm.capture import frame, read_mark
 
 NONCE = "0123456789abcdef" * 2
@@ -31,7 +34,10 @@ def cut(data: bytes, splits: list[int]) -> tuple[bytes, bytes | None]:
 
 
 @given(
-    before=tricky, after=tricky, payload=st.binary(max_size=300), splits=st.lists(st.integers(0, 10_000), max_size=9)
+    before=tricky,
+    after=tricky,
+    payload=st.binary(max_size=300) | tricky,
+    splits=st.lists(st.integers(0, 10_000), max_size=9),
 )
 def test_any_split_of_any_bytes_comes_apart_alike(
     before: bytes, after: bytes, payload: bytes, splits: list[int]
@@ -53,6 +59,17 @@ def test_pieces_of_any_size(size: int) -> None:
     data = b"before \x1e" + NONCE.encode()[:20] + frame(NONCE, b"the payload\x1e") + b"after"
     expected = b"before \x1e" + NONCE.encode()[:20] + b"after"
     assert cut(data, list(range(0, len(data), size))) == (expected, b"the payload\x1e")
+
+
+def test_numbers_that_look_like_a_frame_are_numbers() -> None:
+    """Arrays hold any bytes: the marker, newlines, even the call's own nonce."""
+    odd = frame(NONCE, b"\n") * 3
+    numbers = struct.unpack(f"<{len(odd) // 4}i", odd[: len(odd) // 4 * 4])
+    payload = captures.pack(None, [numbers], [{"ids": numbers, "logprobs": [-0.5] * len(numbers)}], {})
+    assert NONCE.encode() in payload
+    data = b"before" + frame(NONCE, payload) + b"after"
+    for at in range(len(data)):
+        assert cut(data, [at]) == (b"beforeafter", payload)
 
 
 def test_another_calls_frame_is_text() -> None:

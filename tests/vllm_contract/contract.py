@@ -41,7 +41,7 @@ def test_a_captured_answer_has_the_same_shape_and_its_capture_its_own(contract: 
     assert answer.shape() == expected
     assert answer.captured() == captured
     assert answer.capture is not None
-    assert answer.capture["v"] == 2
+    assert answer.capture["v"] == 3
     for choice in answer.capture["choices"]:
         assert len(choice["ids"]) == len(choice["logprobs"]) > 0
     if "kinds behind" in captured:

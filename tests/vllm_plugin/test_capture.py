@@ -92,7 +92,7 @@ async def test_a_plain_response_begins_with_the_capture(application: Any) -> Non
     assert headers[b"x-slipstream"] == b"1 %d" % len(frame["body"])
     assert int(headers[b"content-length"]) == len(frame["body"]) + len(body["body"])
     assert frame_of(frame) == {
-        "v": 2,
+        "v": 3,
         "reason": None,
         "prompts": [[1, 2]],
         "choices": [
@@ -296,23 +296,23 @@ def test_missing_and_infinite_logprobs_are_a_reason_and_never_padded(application
         generation = call.begin(application.prompts[0], application.params)
         part = SimpleNamespace(index=0, token_ids=[5], logprobs=given, finish_reason="stop", stop_reason=None)
         call.add(generation, SimpleNamespace(prompt_token_ids=[1], outputs=[part], finished=True))
-        payload = call.payload()
+        payload = unpacked(call.payload())
         assert payload["reason"] == "vLLM left out the logprob of a sampled token"
-        assert payload["choices"][0]["logprobs"] == ""
+        assert payload["choices"][0]["logprobs"] == []
 
 
 def test_a_second_generation_after_the_first_is_a_reason(application: Any) -> None:
     call = Call(NONCE, "base")
     call.begin(application.prompts[0], application.params).ended = True
     call.begin(application.prompts[0], application.params)
-    assert call.payload()["reason"].startswith("built-in tools")
+    assert unpacked(call.payload())["reason"].startswith("built-in tools")
 
 
 def test_an_output_of_unknown_form_is_a_reason_and_no_error(application: Any) -> None:
     call = Call(NONCE, "base")
     generation: Generation = call.begin(application.prompts[0], application.params)
     call.add(generation, SimpleNamespace(prompt_token_ids=[1], outputs=[object()], finished=True))
-    assert call.payload()["reason"].startswith("capture failed: AttributeError")
+    assert unpacked(call.payload())["reason"].startswith("capture failed: AttributeError")
     strange = Call(NONCE, "base")
     strange.begin(application.prompts[0], application.params).prompt = [object()]  # type: ignore[list-item]
     assert b'"reason": "capture failed: TypeError' in strange.frame()

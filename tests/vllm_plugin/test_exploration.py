@@ -11,6 +11,7 @@ from proxy.capture import Exploration as Ordered
 from proxy.capture import request_header
 from proxy.vllm_plugin.capture import Mark, read_mark
 from proxy.vllm_plugin.recording import Call, Exploration
+from tests.captures import unpacked
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what vLLM imports warns
@@ -64,7 +65,7 @@ def test_a_greedy_call_is_sampled_and_its_client_does_not_see_it() -> None:
     assert used.sampling_type is SamplingType.RANDOM_SEED
     assert (used.seed, used.max_tokens, used.stop, used.output_text_buffer_length) == (11, 9, ["x"], 0)
     assert (asked.temperature, asked.top_p, asked.top_k, asked.logprobs) == (0, 1.0, 0, None)
-    sampling = call.payload()["sampling"]
+    sampling = unpacked(call.payload())["sampling"]
     assert (sampling["temperature"], sampling["top_p"], sampling["top_k"], sampling["seed"]) == (2.0, 0.9, 50, 11)
 
 

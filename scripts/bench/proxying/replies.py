@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from storage.tokens import pack_ids, pack_logprobs
+from storage import captures
 
 MODEL = "bench-model"
 TURNS = 4
@@ -95,10 +95,8 @@ def reply(name: str, variant: int, turn: int) -> Reply:
         body, characters = _plain(chance, workload.reply_bytes, variant, turn)
         ids, frames = _ids(chance, int(characters / _CHARACTERS_PER_TOKEN)), ()
     logprobs = tuple(_single(-chance.expovariate(1.2)) for _ in ids)
-    packed = {"ids": pack_ids(ids), "logprobs": pack_logprobs(logprobs)}
-    choice = {"index": 0, "prompt": 0, **packed, "finish": "stop", "stop": None}
-    payload = {"v": 2, "reason": None, "prompts": [pack_ids(prompt_ids)], "choices": [choice], "sampling": _SAMPLING}
-    capture = json.dumps(payload, separators=(",", ":")).encode()
+    choice = {"index": 0, "prompt": 0, "ids": ids, "logprobs": logprobs, "finish": "stop", "stop": None}
+    capture = captures.pack(None, [prompt_ids], [choice], _SAMPLING)
     return Reply(body, frames, prompt_ids, ids, logprobs, capture)
 
 
