@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 
 from proxy import lock, secrets
+from proxy.admin.bodies import as_json
 from proxy.admin.context import Context
 from proxy.admin.docs import docs_router
 from proxy.admin.keys import keys_router
@@ -82,7 +83,7 @@ class App:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
         elif scope["path"].startswith(_ADMIN):
-            await self.fastapi(scope, limited(receive, _ADMIN_BODY_BYTES), send)
+            await self.fastapi(as_json(scope), limited(receive, _ADMIN_BODY_BYTES), send)
         else:
             await self._admit(scope, receive, send)
 

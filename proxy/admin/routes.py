@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import anyio
 import orjson
-from fastapi import APIRouter, Depends, HTTPException, Query
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -180,8 +180,11 @@ class TrainBody(BaseModel):
 
 
 @admin_router.post("/train", status_code=202, responses=_TRAIN)
-async def train(context: Here, body: TrainBody | None = None) -> JSONResponse:
-    """Ask for a run now, with the groups that there are. Without a body: of all scenarios, with the usual settings."""
+async def train(context: Here, client: Request, body: TrainBody | None = None) -> JSONResponse:
+    """Ask for a run now, with the groups that there are. Without a body: of all scenarios, with the usual settings.
+
+    A client that waits and leaves takes nothing back: the run goes on.
+    """
     body = body or TrainBody()
     try:
         orjson.dumps(body.settings)
@@ -192,15 +195,17 @@ async def train(context: Here, body: TrainBody | None = None) -> JSONResponse:
         raise HTTPException(503, NO_TRAINER)
     asked = RunRequest(RunId(new_id()), body.scenario, body.settings, time.time())
     await anyio.to_thread.run_sync(lambda: runs.request(context.db, asked))
+    accepted = JSONResponse({"id": asked.id, "state": RunState.REQUESTED}, 202)
     if not body.wait:
-        return JSONResponse({"id": asked.id, "state": RunState.REQUESTED}, 202)
-    while True:
+        return accepted
+    while not await client.is_disconnected():
         await anyio.sleep(_POLL_SECONDS)
         run, settled = await anyio.to_thread.run_sync(lambda: _settled(context, asked.id))
         if settled:
             return JSONResponse(asdict(run), 200)
         if not trainer_alive(await anyio.to_thread.run_sync(lambda: coordination.trainer(context.db))):
             raise HTTPException(503, f"run {asked.id} waits: {NO_TRAINER}")
+    return accepted
 
 
 def _settled(context: Here, run_id: RunId) -> tuple[Run, bool]:

@@ -59,6 +59,11 @@ class Serving:
         """The connections that are open."""
         return 0 if self._server is None else len(self._server.server_state.connections)
 
+    @property
+    def under_way(self) -> int:
+        """The requests that the app works on."""
+        return 0 if self._server is None else len(self._server.server_state.tasks)
+
     def start(self) -> None:
         """Listen; returns when requests are served. Raises RuntimeError when the app's start-up fails."""
         listener = socket.socket()

@@ -20,6 +20,7 @@ from storage import coordination, groups, runs, sessions
 from storage.database import Database
 from storage.states import Outcome, RunState
 from storage.types import BASE, GroupId, Member, RunId
+from tests.proxy import raw
 from tests.proxy.adapters import Trainer
 from tests.proxy.conftest import StartProxy
 from tests.proxy.running import ADMIN_KEY, Recorded, RunningProxy, tags, until
@@ -281,6 +282,29 @@ def test_train_with_wait_answers_when_the_version_does(start_proxy: StartProxy) 
     )
     assert proxy.chat().headers["x-policy-version"] == "policy@1"
     db.close()
+
+
+def test_a_client_that_waits_for_a_run_and_leaves_is_not_waited_for(start_proxy: StartProxy) -> None:
+    proxy = start_proxy()
+    with contextlib.closing(Database(proxy.data)) as db:
+        coordination.beat(db, time.time() + 1e6)  # a trainer that is never late
+        with raw.connect(proxy.url) as client:
+            body = b'{"wait": true}'
+            client.sendall(raw.head("/admin/train", len(body), {"authorization": f"Bearer {ADMIN_KEY}"}) + body)
+            until(lambda: runs.requests(db))
+            assert proxy.serving.under_way == 1
+        until(lambda: proxy.serving.under_way == 0)
+        assert len(runs.requests(db)) == 1, "the run goes on"
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "application/json", None])
+def test_a_body_is_json_whatever_it_is_called(start_proxy: StartProxy, kind: str | None) -> None:
+    proxy = start_proxy()
+    fields = {"authorization": f"Bearer {ADMIN_KEY}"} | ({} if kind is None else {"content-type": kind})
+    made = httpx.post(f"{proxy.url}/admin/keys", content=b'{"name": "ann"}', headers=fields, timeout=60)
+    assert (made.status_code, made.json()["name"]) == (201, "ann")
+    refused = httpx.post(f"{proxy.url}/admin/keys", content=b"name=bob", headers=fields, timeout=60)
+    assert (refused.status_code, refused.json()["detail"][0]["msg"]) == (422, "JSON decode error")
 
 
 def test_status_is_one_page_of_truth(start_proxy: StartProxy, own_fake: Any) -> None:
