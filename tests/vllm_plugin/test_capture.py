@@ -315,4 +315,4 @@ def test_an_output_of_unknown_form_is_a_reason_and_no_error(application: Any) ->
     assert unpacked(call.payload())["reason"].startswith("capture failed: AttributeError")
     strange = Call(NONCE, "base")
     strange.begin(application.prompts[0], application.params).prompt = [object()]  # type: ignore[list-item]
-    assert b'"reason": "capture failed: TypeError' in strange.frame()
+    assert b'"reason":"capture failed: TypeError' in strange.frame()
