@@ -9,9 +9,11 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from proxy import lock, secrets
 from proxy.admin.bodies import as_json
@@ -72,6 +74,7 @@ class App:
         self.fastapi.include_router(keys_router)
         self.fastapi.add_exception_handler(RequestValidationError, refuse_body)
         self.fastapi.add_exception_handler(DatabaseError, say_unusable)
+        self._admin: Any = ProxyHeadersMiddleware(self.fastapi)  # type: ignore[arg-type]  # redirects say https
         self._store: Store | None = None
         self._keys: ClientKeys | None = None
         self._limits = Limits(settings.limit)
@@ -83,7 +86,7 @@ class App:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
         elif scope["path"].startswith(_ADMIN):
-            await self.fastapi(as_json(scope), limited(receive, _ADMIN_BODY_BYTES), send)
+            await self._admin(as_json(scope), limited(receive, _ADMIN_BODY_BYTES), send)
         else:
             await self._admit(scope, receive, send)
 

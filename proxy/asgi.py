@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, Protocol, cast
 
 from proxy.errors import ProxyError, TooLarge
 
@@ -12,6 +12,33 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
+
+
+CLIENT = "slipstream.client"
+"""The scope's extension that holds the `Client`."""
+
+
+class Client(Protocol):
+    """The client's end of a request's connection.
+
+    ASGI's own way to learn that a client has left is a task that waits in ``receive``: it costs each call more than
+    the whole reading of its body.
+    """
+
+    @property
+    def gone(self) -> bool: ...
+
+    def watch(self, act: Callable[[], object]) -> None:
+        """``act`` is called when the client leaves; at once where it has left."""
+        ...
+
+    def unwatch(self, act: Callable[[], object]) -> None:
+        """Not any more."""
+        ...
+
+
+def client_of(scope: Scope) -> Client:
+    return cast("Client", scope["extensions"][CLIENT])
 
 
 class ClientGone(Exception):
@@ -47,11 +74,6 @@ def limited(receive: Receive, limit: int) -> Receive:
         return message
 
     return counted
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def respond(

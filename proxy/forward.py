@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Any
 
 from proxy import capture, foreign, headers
-from proxy.asgi import ClientGone, Receive, Scope, Send, read_body, respond_error, wait_for_disconnect
+from proxy.asgi import ClientGone, Receive, Scope, Send, client_of, read_body, respond_error
 from proxy.connections import Response
 from proxy.dialects import OTHER
 from proxy.dialects.documents import field, parse
@@ -67,7 +68,7 @@ class Forward:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, owner: Owner) -> None:
         try:
             request = await self._read(scope, receive, owner)
-            repeat = await self._repeat(request, receive, send) if request.repeats else Repeat(None, None)
+            repeat = await self._repeat(request, send) if request.repeats else Repeat(None, None)
             if repeat.answer is not None:
                 return
             try:
@@ -80,7 +81,7 @@ class Forward:
         except ProxyError as error:
             await respond_error(send, error, path=scope["path"])
             return
-        await self._serve(exchange, receive, send)
+        await self._serve(exchange, send)
 
     async def _read(self, scope: Scope, receive: Receive, owner: Owner) -> Request:
         """The request, whole, and whose it is. Raises `ProxyError` for the agent."""
@@ -97,30 +98,32 @@ class Forward:
         identity = Identity(owner, inferred.session_id)
         return Request(scope, route, tags, inferred, body, document, call, identity)
 
-    async def _repeat(self, request: Request, receive: Receive, send: Send) -> Repeat:
+    async def _repeat(self, request: Request, send: Send) -> Repeat:
         """Give a repeated call the answer that was left, where there is one; returns what it found.
 
         A client that leaves before it has the answer leaves it for its next try. Raises `ClientGone`.
         """
+        client = client_of(request.scope)
         finding = asyncio.create_task(self._repeats.find(request.key))
-        leaving = asyncio.create_task(wait_for_disconnect(receive))
+        gone = finding.cancel
+        client.watch(gone)
         try:
-            await asyncio.wait({finding, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not finding.done():
-                raise ClientGone
-            repeat = finding.result()
+            repeat = await finding
             if repeat.answer is not None:
                 await self._recorder.settle()
                 await repeat.answer.send(send)
                 await asyncio.sleep(0)  # so that a client that is gone by now is known to be
-                if leaving.done():
+                if client.gone:
                     self._repeats.give_back(repeat)
                     raise ClientGone
                 await send({"type": "http.response.body", "body": b""})
             return repeat
+        except asyncio.CancelledError:
+            if client.gone:
+                raise ClientGone from None
+            raise
         finally:
-            finding.cancel()
-            leaving.cancel()
+            client.unwatch(gone)
 
     def _begin(self, request: Request, supersedes: CallId | None) -> Exchange:
         """Everything that is decided before vLLM is asked; raises `ProxyError` for the agent."""
@@ -204,10 +207,11 @@ class Forward:
         evaluates = request.tags.split == "eval" or self._table.evaluates(request.identity)
         return not evaluates and not named
 
-    async def _serve(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def _serve(self, exchange: Exchange, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
-        leaving = asyncio.create_task(self._until_gone(exchange, receive, task))
+        client, gone = client_of(exchange.request.scope), partial(self._gone, exchange, task)
+        client.watch(gone)
         try:
             await self._pass(exchange, send)
         except asyncio.CancelledError:
@@ -219,13 +223,12 @@ class Forward:
             self._end(exchange, CallOutcome.TRUNCATED, f"the proxy failed: {type(error).__name__}: {error}")
             raise
         finally:
-            leaving.cancel()
+            client.unwatch(gone)
         if exchange.client_left:
             self._end(exchange, CallOutcome.CLIENT_GONE, "the client left before the end of the response")
 
-    async def _until_gone(self, exchange: Exchange, receive: Receive, work: asyncio.Task[Any]) -> None:
+    def _gone(self, exchange: Exchange, work: asyncio.Task[Any]) -> None:
         """A client that leaves ends its call, unless every choice has finished already."""
-        await wait_for_disconnect(receive)
         if exchange.delivered:
             return
         exchange.abandoned = self._repeats.leave(exchange.request.key, exchange.start.id)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import socket
+from collections.abc import Callable
 from http import HTTPStatus
 from types import FrameType
+from urllib.parse import unquote
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy import patience
 from proxy.app import App
+from proxy.asgi import CLIENT
+from proxy.cycle import Cycle
 from proxy.errors import HeadersTooLarge, ProxyError, TooSlow
 from proxy.limits import HEADER_BYTES
 from proxy.patience import Patience
@@ -23,6 +29,9 @@ _HEAD_BYTES = 4 * HEADER_BYTES
 
 _PIPELINED = 100
 """Requests of one connection that wait for the response to an earlier one."""
+
+_YOUNG_OBJECTS = 50_000
+"""So many are allocated between two looks for garbage in cycles; Python's own 700 are reached within a few calls."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -40,15 +49,31 @@ class Protocol(HttpToolsProtocol):
     _head_came = False
     _whole = True
     """No request is coming in: the last one has come to its end."""
+    _watcher: Callable[[], object] | None = None
+    gone = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvloop's are not asyncio's
         self._patience = Patience(self.loop, self.seconds, self._late)
         self._patience.begin()
 
+    def watch(self, act: Callable[[], object]) -> None:
+        """See `proxy.asgi.Client`."""
+        self._watcher = act
+        self.flow.resume_reading()  # a large body may have stopped it, and the end of the connection is read, too
+        if self.gone:
+            act()
+
+    def unwatch(self, act: Callable[[], object]) -> None:
+        if self._watcher is act:
+            self._watcher = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._patience.end()
         super().connection_lost(exc)
+        self.gone = True
+        if self._watcher is not None:
+            self._watcher()
 
     def data_received(self, data: bytes) -> None:
         self._gathered += len(data)
@@ -82,17 +107,62 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._head_came = self._whole = False
-        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = b"", [], False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._head_came:
-            super().on_header(name, value)
+        if self._head_came:
+            return
+        name = name.lower()
+        self.headers.append((name, value))
+        if name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
 
     def on_headers_complete(self) -> None:
         self._gathered, self._head_came = 0, True
-        super().on_headers_complete()
+        earlier, self.cycle = self.cycle, self._begin()
+        if earlier is None or earlier.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+            return
+        self.flow.pause_reading()
+        self.pipeline.appendleft((self.cycle, self.app))
         if len(self.pipeline) > _PIPELINED:
             self.transport.close()
+
+    def _begin(self) -> Cycle:
+        """The request whose head has come."""
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        version = self.parser.get_http_version()
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "method": self.parser.get_method().decode("ascii"),
+            "scheme": self.scheme or "http",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "root_path": "",
+            "headers": self.headers,
+            "client": self.client,
+            "server": self.server,
+            "state": self.app_state.copy(),
+            "extensions": {CLIENT: self},  # type: ignore[dict-item]  # not an extension of ASGI's own
+        }
+        return Cycle(
+            self.loop,
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
 
     def on_body(self, body: bytes) -> None:
         self._gathered = 0
@@ -137,6 +207,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 # vLLM's own headers of these names are passed on.
                 server_header=False,
+                proxy_headers=False,  # agents are known by their keys
                 date_header=False,
                 timeout_graceful_shutdown=settings.drain,
             )
@@ -147,6 +218,13 @@ class Server(uvicorn.Server):
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         super().run(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # What is here now stays; calls leave little that their reference counts do not free.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_YOUNG_OBJECTS)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
