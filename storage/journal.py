@@ -68,8 +68,13 @@ class Record(NamedTuple):
 
 def segments(folder: Path) -> list[int]:
     """The numbers of the segments in ``folder``, oldest first."""
-    # A copy that somebody laid beside them is none.
-    return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
+    # A copy that somebody laid beside them is none, nor is a folder.
+    return sorted(number for number in _numbers(folder) if segment_path(folder, number).is_file())
+
+
+def _numbers(folder: Path) -> Iterator[int]:
+    """The numbers that are taken, whatever it is that has them."""
+    return (int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
 
 
 def segment_path(folder: Path, number: int) -> Path:
@@ -96,7 +101,7 @@ class JournalWriter:
         self._begun = True
         """A segment has begun since the folder was synced."""
         self._lock = threading.Lock()
-        self.segment = max([after, *segments(folder)]) + 1
+        self.segment = max([after, *_numbers(folder)]) + 1
         self._file = -1
         """-1: not begun."""
         self._size = 0
@@ -238,6 +243,8 @@ class JournalReader:
         self._rest = b""
         self.losses = 0
         """Places that could not be read."""
+        self._kept: set[int] = set()
+        """Segments that could not be deleted."""
 
     @property
     def position(self) -> Position:
@@ -323,8 +330,15 @@ class JournalReader:
     def delete_before(self, segment: int) -> None:
         """Remove the segments below ``segment``: all that was in them is in the database."""
         for number in segments(self._folder):
-            if number < segment:
-                segment_path(self._folder, number).unlink()
+            if number < segment and number not in self._kept:
+                try:
+                    self._delete(number)
+                except OSError as error:
+                    _log.error("a segment that is in the database stays: %s; delete it, or start anew", error)
+                    self._kept.add(number)
+
+    def _delete(self, segment: int) -> None:
+        segment_path(self._folder, segment).unlink()
 
 
 def _found(data: bytes, *wanted: bytes) -> Iterator[int]:

@@ -1,5 +1,6 @@
 """A journal that somebody or something damaged: what can still be read is kept."""
 
+import errno
 import shutil
 import struct
 import zlib
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.journal import JournalReader, JournalWriter, Kind, segment_path
+from storage.journal import JournalReader, JournalWriter, Kind, segment_path, segments
 from tests.storage.test_journal import HEADER, name, payloads
 
 
@@ -104,6 +105,74 @@ def test_after_a_segment_was_deleted_under_way_a_new_one_begins(tmp_path: Path, 
     writer.append((Kind.PIECE, name(1), b"lost"))
     assert payloads(reader) == []
     assert reader.losses == 1
+    writer.append((Kind.PIECE, name(1), b"new"))
+    assert payloads(reader) == [b"new"]
+    writer.close()
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_length_without_measure_holds_up_nothing_in_the_segment_that_is_written(tmp_path: Path, number: int) -> None:
+    """The reader waits for gigabytes that never come, but no longer than until the next record."""
+    writer = JournalWriter(tmp_path)
+    reader = JournalReader(tmp_path, writer)
+    texts = [b"one", b"two", b"six"]
+    for text in texts:
+        writer.append((Kind.PIECE, name(1), text))
+    with segment_path(tmp_path, 1).open("r+b") as file:
+        file.seek(number * (HEADER + 3) + 37)
+        file.write(struct.pack("<I", 3_000_000_000))
+    last = number == 2
+    del texts[number]
+    assert payloads(reader) == texts
+    assert (reader.losses, payloads(reader)) == (0 if last else 1, [])
+    writer.append((Kind.PIECE, name(1), b"new"), (Kind.PIECE, name(1), b"newer"))
+    assert payloads(reader) == [b"new", b"newer"]
+    assert reader.losses == 1
+    assert len((tmp_path / "lost" / f"{1:012d}-{number * (HEADER + 3)}").read_bytes()) == HEADER + 3
+    writer.close()
+
+
+def test_a_folder_that_is_named_as_a_segment_is_none(tmp_path: Path) -> None:
+    dead = JournalWriter(tmp_path)
+    dead.append((Kind.PIECE, name(1), b"old"))
+    dead.close()
+    for number in (0, 3, 7):
+        segment_path(tmp_path, number).mkdir()
+    (tmp_path / "5.segment").write_bytes(b"?")
+    writer = JournalWriter(tmp_path)
+    assert writer.segment == 8, "its name is taken all the same"
+    writer.append((Kind.PIECE, name(1), b"new"))
+    reader = JournalReader(tmp_path, writer)
+    assert payloads(reader) == [b"old", b"new"]
+    reader.delete_before(9)
+    assert (reader.losses, segments(tmp_path)) == (0, [])
+    assert segment_path(tmp_path, 7).is_dir()
+    writer.close()
+
+
+class Undeleting(JournalReader):
+    """As where the folder belongs to somebody else: tests run as root, which nothing keeps out."""
+
+    tried = 0
+
+    def _delete(self, segment: int) -> None:
+        self.tried += 1
+        raise PermissionError(errno.EACCES, "Permission denied", str(segment))
+
+
+def test_a_segment_that_cannot_be_deleted_stays_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = JournalWriter(tmp_path)
+    dead.append((Kind.PIECE, name(1), b"old"))
+    dead.close()
+    writer = JournalWriter(tmp_path)
+    reader = Undeleting(tmp_path, writer)
+    assert payloads(reader) == [b"old"]
+    for _ in range(3):
+        reader.delete_before(2)
+    assert reader.tried == 1
+    assert "a segment that is in the database stays: [Errno 13] Permission denied: '1'" in caplog.text
     writer.append((Kind.PIECE, name(1), b"new"))
     assert payloads(reader) == [b"new"]
     writer.close()
