@@ -12,6 +12,7 @@ from typing import Any
 from proxy.asgi import Headers
 from proxy.errors import BadRequest, HeadersTooLarge, TooLarge, TooManyCalls
 from proxy.settings import LimitSettings
+from storage.text import counted
 from storage.types import Owner
 
 HEADER_BYTES = 64 * 1024
@@ -67,7 +68,7 @@ class Limits:
         count = self._under_way.get(owner, 0)
         if count >= self._calls:
             raise TooManyCalls(
-                f"{count} calls of this client key are under way, as many as it may have ([limit] calls): "
+                f"{counted(count, 'call')} of this client key under way, as many as it may have ([limit] calls): "
                 "repeat this one when another has ended"
             )
         self._under_way[owner] = count + 1

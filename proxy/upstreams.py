@@ -15,6 +15,7 @@ from proxy import capture
 from proxy.connections import KEEPALIVE_SECONDS, Connections, Field, Response
 from proxy.errors import NotServing, UpstreamFault, UpstreamUnreachable
 from storage.secrecy import Secrets
+from storage.text import counted
 from storage.types import BASE, VersionNumber, parse_version
 
 _CHECK = aiohttp.ClientTimeout(total=10, sock_connect=5)
@@ -58,7 +59,7 @@ class Upstream:
     @property
     def doubt(self) -> str | None:
         """Why what is known of it may no longer be so; None right after a look that was answered."""
-        late = f"GET /v1/models timed out {self.late_checks} times" if self.late_checks else None
+        late = f"GET /v1/models timed out {counted(self.late_checks, 'time')}" if self.late_checks else None
         return self.problem or late
 
 

@@ -28,6 +28,7 @@ from scripts import curve
 from scripts.agents import corridor, words
 from scripts.curve import Attempt
 from scripts.services import CannotStart, Services, require_free_port
+from storage.text import counted
 from trainer.settings import TrainerSettings
 
 ATTEMPTS = 8
@@ -255,7 +256,7 @@ class _Demo:
         curve.save_png(attempts, title, data / "curve.png")
         curve.save_json(attempts, found, minutes, data / "demo.json")
         print(curve.in_terminal(attempts))
-        self._say(f"{title}; {self._versions()} versions trained, {self._progress.status['live']} serves")
+        self._say(f"{title}; {counted(self._versions(), 'version')} trained, {self._progress.status['live']} serves")
         self._say(f"mean true reward: first third {found.first:.3f}, last third {found.last:.3f} (p = {found.p:.2g})")
         self._say(f"curve: {data / 'curve.png'}\ndatabase: {data / 'slipstream.db'}\nadapters: {data / 'adapters'}")
         up = "" if self._options.keep else "start ./scripts/serve, then "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -174,9 +175,11 @@ def require_free_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             problem = error.strerror if isinstance(error, OSError) else error
-            raise CannotStart(
-                f"port {port} on {host} cannot be used ({problem}): stop what listens there, "
-                f"or choose another with SLIPSTREAM_PORT (vLLM gets the next one)"
-            ) from error
+            advice = "stop what listens there, or choose another with SLIPSTREAM_PORT (vLLM gets the next one)"
+            if isinstance(error, socket.gaierror | UnicodeError) or getattr(error, "errno", 0) == errno.EADDRNOTAVAIL:
+                advice = (
+                    "listen at an address of this machine (SLIPSTREAM_HOST): 127.0.0.1, or 0.0.0.0 for all that it has"
+                )
+            raise CannotStart(f"port {port} on {host} cannot be used ({problem}): {advice}") from error

@@ -19,6 +19,11 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
         return orjson.dumps(_plain(value, _DEPTH), option=option)
 
 
+def counted(number: int, noun: str) -> str:
+    """``number`` of what ``noun`` names, as English says it."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def storable(text: str) -> str:
     """``text`` as SQLite can hold it: a lone surrogate becomes a question mark."""
     return text.encode("utf-8", "replace").decode()

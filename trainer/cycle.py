@@ -9,6 +9,7 @@ from collections.abc import Collection
 from storage import calls, coordination, groups, runs, sessions
 from storage.database import Database
 from storage.states import GroupState, Outcome
+from storage.text import counted
 from storage.types import Group, GroupId, RunId, RunRequest, Session, SessionKey, new_id
 from trainer import scoring, sequences
 from trainer.errors import BatchInvalid, JudgeSilent, JudgeUnreachable
@@ -92,7 +93,7 @@ class Cycle:
         behind = sessions.steps_behind(self._db, session.key)
         reason = None
         if behind > self._settings.max_staleness:
-            reason = f"stale: sampled {behind} versions before the newest"
+            reason = f"stale: sampled {counted(behind, 'version')} before the newest"
         elif session.key not in self._looked_at:
             reason = self._nothing_to_train(session)
         if reason is not None:
@@ -152,6 +153,6 @@ class Cycle:
         ready = len(groups.in_state(self._db, GroupState.READY))
         waiting = len(sessions.waiting(self._db))
         return (
-            f"{self._settings.trainer.groups} scored groups: there are {scored}, and {ready} that wait for the judge; "
-            f"{waiting} closed sessions wait for others of their scenario"
+            f"{counted(self._settings.trainer.groups, 'scored group')}: there are {scored}, "
+            f"and {ready} that wait for the judge; closed sessions that wait for others of their scenario: {waiting}"
         )

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from storage import calls, groups, runs, sessions
 from storage.database import Database
 from storage.states import GroupState, Outcome, RunState
+from storage.text import counted
 from storage.types import BASE, Group, Run, RunRequest, VersionNumber, version_name
 from trainer import scoring, sequences, weights
 from trainer.advantages import advantages
@@ -87,7 +88,7 @@ class TrainingRuns:
             return self._end(run, RunState.FAILED, str(error))
         if material is None:
             which = f" of scenario {request.scenario}" if request.scenario else ""
-            return self._end(run, RunState.SKIPPED, f"no scored group{which} waits to be trained: {self._missing()}")
+            return self._end(run, RunState.SKIPPED, f"no scored group{which} waits to be trained; {self._missing()}")
         try:
             base_model = weights.root(self._settings)
         except NoWeights as error:
@@ -109,7 +110,7 @@ class TrainingRuns:
         """Whether the newest version is not too far from what sampled the group; else it is skipped."""
         behind = max(sessions.steps_behind(self._db, member.session) for member in group.members)
         if behind > self._settings.max_staleness:
-            scoring.skip(self._db, group, f"stale: sampled {behind} versions before the newest", run.id)
+            scoring.skip(self._db, group, f"stale: sampled {counted(behind, 'version')} before the newest", run.id)
             return False
         return True
 
@@ -198,7 +199,7 @@ class TrainingRuns:
             # That the trainer was stopped is no fault of the group.
             failures = groups.failed_runs(self._db, group.id, besides=(_STOPPED, WorkerClosed.REASON))
             if failures >= _ENOUGH_FAILURES:
-                scoring.skip(self._db, group, f"{failures} runs failed with it: {reason}", run.id)
+                scoring.skip(self._db, group, f"{counted(failures, 'run')} failed with it: {reason}", run.id)
 
     def _end(self, run: Run, state: RunState, reason: str) -> Run:
         with self._db.transaction():
@@ -210,8 +211,8 @@ class TrainingRuns:
         ready = len(groups.in_state(self._db, GroupState.READY))
         size = self._settings.group
         return (
-            f"{ready} groups wait for their scores, {waiting} closed sessions for {size.min_size} to {size.size} "
-            f"of one scenario"
+            f"without scores yet: {counted(ready, 'group')}; without {size.min_size} to {size.size} of one scenario: "
+            f"{counted(waiting, 'closed session')}"
         )
 
     def _adapter(self, version: VersionNumber) -> Path | None:

@@ -10,6 +10,7 @@ from proxy.admin.context import Context
 from proxy.upstreams import Upstream
 from storage import coordination, groups, repetition, runs, sessions, versions
 from storage.states import VersionState
+from storage.text import counted
 from storage.types import BASE, version_name
 
 _LAST_SESSIONS = 200
@@ -58,9 +59,9 @@ def degraded(context: Context) -> list[str]:
     if context.draining():
         problems.append("the proxy is stopping: it takes no new connections")
     if context.recorder.lost:
-        problems.append(f"{context.recorder.lost} calls could not be recorded whole since the proxy started")
+        problems.append(f"{counted(context.recorder.lost, 'call')} could not be recorded whole since the proxy started")
     if context.ingestion.refused:
-        problems.append(f"the database refused {context.ingestion.refused} records: see journal/refused")
+        problems.append(f"the database refused {counted(context.ingestion.refused, 'record')}: see journal/refused")
     trainer = coordination.trainer(context.db)
     if not trainer_alive(trainer):
         problems.append(NO_TRAINER)
@@ -108,7 +109,7 @@ def _warnings(context: Context) -> list[str]:
     ambiguous = sessions.count_skipped(context.db, sessions.AMBIGUOUS)
     if ambiguous:
         warnings.append(
-            f"{ambiguous} sessions were skipped as ambiguous, for agents without tags were answered alike: "
+            f"{counted(ambiguous, 'session')} skipped as ambiguous, for agents without tags were answered alike: "
             "tag their calls with X-Session-Id"
         )
     unshared = _unshared(context)

@@ -175,7 +175,7 @@ async def _session(agent: Agent, conversation: Conversation) -> Outcome:
 def _summary(rewards: list[float], sessions: int) -> str:
     failed = sessions - len(rewards)
     mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "no reward"
-    return f"{sessions} sessions, {mean}" + (f", {failed} failed" if failed else "")
+    return f"{sessions} {'session' if sessions == 1 else 'sessions'}, {mean}" + (f", {failed} failed" if failed else "")
 
 
 def _options(agent: Agent, arguments: list[str] | None) -> argparse.Namespace:

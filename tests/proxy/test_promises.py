@@ -135,7 +135,7 @@ def test_a_row_that_the_database_refuses(process: ProxyProcess) -> None:
     db.execute("COMMIT")
     for name in ("mate 1", "mate 2"):
         assert_kept(process, name)
-    until(lambda: any("the database refused 1 records: see journal/refused" in p for p in problems(process)[1]))
+    until(lambda: any("the database refused 1 record: see journal/refused" in p for p in problems(process)[1]))
     assert db.number("SELECT count(*) FROM calls WHERE model = 'poison'") == 0
     db.close()
     kept = {path.suffix: path for path in (process.data / "journal" / "refused").iterdir()}

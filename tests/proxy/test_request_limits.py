@@ -151,7 +151,7 @@ def test_calls_under_way_of_one_key_have_a_limit(start_proxy: StartProxy, own_fa
         raw.send(connection, CHAT, request(), {**tags("s", "slow:600"), **ann})
     until(lambda: len(own_fake.calls()) == 2)
     text = (
-        "2 calls of this client key are under way, as many as it may have ([limit] calls): "
+        "2 calls of this client key under way, as many as it may have ([limit] calls): "
         "repeat this one when another has ended"
     )
     openai = {"error": {"message": text, "type": "rate_limit_error", "param": None, "code": 429}}

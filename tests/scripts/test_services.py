@@ -1,5 +1,6 @@
 """What is refused before anything starts, in words that say what to do."""
 
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -67,9 +68,10 @@ def test_a_port_that_is_taken_is_said(listens_on: str) -> None:
     require_free_port("127.0.0.1", port)
 
 
-def test_a_host_that_is_not_of_this_machine() -> None:
-    with pytest.raises(CannotStart, match=r"on 192\.0\.2\.1 cannot be used"):
-        require_free_port("192.0.2.1", 8400)
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "::g", "a..b"])
+def test_a_host_that_is_not_of_this_machine(host: str) -> None:
+    with pytest.raises(CannotStart, match=re.escape(f"port 8400 on {host} cannot be used") + ".*SLIPSTREAM_HOST"):
+        require_free_port(host, 8400)
 
 
 def test_a_port_beyond_all_ports() -> None:

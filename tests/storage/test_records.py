@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from storage import records
 from storage.records import Close
 from storage.states import CallOutcome, ClosedBy
-from storage.text import dumps
+from storage.text import counted, dumps
 from storage.types import CallEnd, TaggedBy, VersionNumber, is_policy_name, new_id, parse_version, version_name
 from tests.storage.recorded import a_reward, call_start, identity
 
@@ -109,3 +109,10 @@ def test_version_names(name: str, number: int | None) -> None:
 def test_policy_names(name: str, good: bool) -> None:
     assert is_policy_name(name) is good
     assert not is_policy_name(name + "/")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(0, "0 closed sessions"), (1, "1 closed session"), (2, "2 closed sessions")]
+)
+def test_what_is_counted_is_said_as_english_has_it(number: int, said: str) -> None:
+    assert counted(number, "closed session") == said

@@ -55,8 +55,8 @@ def test_a_full_group_is_scored_and_trained_in_one_turn(workshop: Workshop, fake
     assert [workshop.outcome(member) for member in members] == [("trained", None, run.id)] * 4
     assert (said(workshop).doing, said(workshop).problem) == ("waiting", None)
     assert said(workshop).waits_for == (
-        "1 scored groups: there are 0, and 0 that wait for the judge; "
-        "0 closed sessions wait for others of their scenario"
+        "1 scored group: there are 0, and 0 that wait for the judge; "
+        "closed sessions that wait for others of their scenario: 0"
     )
 
 

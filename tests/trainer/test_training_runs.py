@@ -209,8 +209,8 @@ def test_nothing_to_train_says_what_is_missing(workshop: Workshop, models: FakeM
     run = workshop.training().carry_out(workshop.ask("task"))
     assert (run.state, run.version) == (RunState.SKIPPED, None)
     assert run.reason == (
-        "no scored group of scenario task waits to be trained: 1 groups wait for their scores, "
-        "3 closed sessions for 2 to 4 of one scenario"
+        "no scored group of scenario task waits to be trained; without scores yet: 1 group; "
+        "without 2 to 4 of one scenario: 3 closed sessions"
     )
 
 
