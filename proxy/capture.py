@@ -74,9 +74,9 @@ class Cutter:
             return self._take(data)
         if self._held:
             data, self._held = self._held + data, b""
-        marker = _FIRST + self.nonce.encode() + b" "
         at = data.find(_FIRST)
         while at >= 0:
+            marker = _FIRST + self.nonce.encode() + b" "
             head = data[at : at + len(marker)]
             if head == marker[: len(head)]:
                 return data[:at] + self._open(data[at:], len(marker))

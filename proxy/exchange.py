@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from proxy.asgi import Scope
 from proxy.capture import Exploration
-from proxy.dialects import LONGEST_FRAME
+from proxy.dialects import DIALECTS, LONGEST_FRAME
 from proxy.inference import Inferred
 from proxy.paths import Route
 from proxy.recorder import Recording
@@ -18,6 +18,9 @@ from proxy.tags import Tags
 from proxy.upstreams import Upstream
 from storage.secrecy import Blotter
 from storage.types import CallId, CallStart, Identity, version_name
+
+_ERRORS = {dialect.name: [b"\n" + frame for frame in dialect.error_frames] for dialect in DIALECTS.values()}
+_ENDS = {dialect.name: [b"\n" + frame for frame in dialect.last_frames] for dialect in DIALECTS.values()}
 
 
 @dataclass(frozen=True)
@@ -162,12 +165,22 @@ class Exchange:
     def captured(self) -> bool:
         return self.capturer.capture is not None
 
-    def record(self, data: bytes) -> None:
-        """A piece of the response, for the journal and for a repetition of the call."""
-        if self.recording is not None:
-            self.recording.piece(data)
-        if self.request.remembers:
-            self.pieces.append(data)
+    def take(self, data: bytes, *, last: bool) -> bytes:
+        """What came of the response; returns what of it leaves now, and is recorded. ``last``: nothing of it does."""
+        data = self.capturer.feed(data)
+        if self.capturer.capture is not None:
+            self.record_capture()
+        if self.streams:
+            self.follow(data)
+        if last or self.done:
+            self.keep(data)
+            return b""
+        if data:
+            if self.recording is not None:
+                self.recording.piece(data)
+            if self.request.remembers:
+                self.pieces.append(data)
+        return data
 
     def keep(self, data: bytes) -> None:
         """A piece that leaves only when the call's end is recorded."""
@@ -215,6 +228,10 @@ class Exchange:
         if dialect is None:
             return
         text = self.tail + data
-        self.failed = self.failed or any(b"\n" + frame in text for frame in dialect.error_frames)
-        self.done = self.done or any(b"\n" + frame in text for frame in dialect.last_frames)
+        for begin in _ERRORS[dialect.name]:
+            if begin in text:
+                self.failed = True
+        for begin in _ENDS[dialect.name]:
+            if begin in text:
+                self.done = True
         self.tail = text[-LONGEST_FRAME:]

@@ -275,7 +275,8 @@ class Forward:
             await self._send_head(exchange, send)
         try:
             while data := await response.read():
-                await self._send_piece(exchange, data, send, last=whole or response.complete)
+                if leaves := exchange.take(data, last=whole or response.complete):
+                    await self._send(exchange, send, {"type": "http.response.body", "body": leaves, "more_body": True})
         except OSError as error:
             self._end(exchange, CallOutcome.TRUNCATED, f"the response broke off: {error}")
             if whole:
@@ -310,19 +311,8 @@ class Forward:
         head = exchange.head
         await self._send(exchange, send, {"type": "http.response.start", "status": exchange.status, "headers": head})
 
-    async def _send_piece(self, exchange: Exchange, data: bytes, send: Send, *, last: bool) -> None:
-        data = exchange.capturer.feed(data)
-        exchange.record_capture()
-        if exchange.streams:
-            exchange.follow(data)
-        if last or exchange.done:
-            exchange.keep(data)
-        elif data:
-            exchange.record(data)
-            await self._send(exchange, send, {"type": "http.response.body", "body": data, "more_body": True})
-
     async def _send(self, exchange: Exchange, send: Send, message: dict[str, object]) -> None:
-        if not exchange.client_left:
+        if exchange.abandoned is None:
             await send(message)
 
     def _finish(self, exchange: Exchange) -> None:

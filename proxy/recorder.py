@@ -79,9 +79,9 @@ class Recorder:
     def append(self, *entries: Entry) -> bool:
         """Whether the records are in the journal, all of them."""
         try:
-            with self._paying:  # the admin API's threads record, too
+            if self._owed:
                 self._pay()
-                self._journal.append(*entries)
+            self._journal.append(*entries)
         except JournalDown as down:
             if self._down is None:
                 _log.error("recording is down: %s", down)
@@ -98,9 +98,10 @@ class Recorder:
         self._owed.append(entries)
 
     def _pay(self) -> None:
-        while self._owed:
-            self._journal.append(*self._owed[0])
-            del self._owed[0]
+        with self._paying:  # the admin API's threads record, too
+            while self._owed:
+                self._journal.append(*self._owed[0])
+                del self._owed[0]
 
 
 class Recording:
@@ -122,8 +123,7 @@ class Recording:
     def piece(self, data: bytes) -> None:
         """A piece of the response that leaves now."""
         if data and self.works:
-            entries = (*self._waiting, (Kind.PIECE, self.id, data))
-            self._waiting = []
+            entries, self._waiting = [*self._waiting, (Kind.PIECE, self.id, data)], []
             if not self._recorder.append(*entries):
                 self.works = False
                 self._recorder.owe((Kind.END, self.id, pack_end(_broken_off())))
