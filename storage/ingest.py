@@ -201,7 +201,11 @@ class Ingestion:
         try:
             with self._db.transaction():
                 for record in batch:
-                    self._apply(record)
+                    # Most records of a stream are pieces.
+                    if record.kind is not Kind.PIECE:
+                        self._apply(record)
+                    elif (call := self._under_way.get(record.id)) is not None:
+                        call.pieces.append(record.payload)
                 self._set_position(batch[-1].end)
         except Exception as error:
             self._restore(before)
@@ -253,10 +257,6 @@ class Ingestion:
         _log.error("what it refused of %s is kept in %s", name, folder)
 
     def _apply(self, record: Record) -> None:
-        if record.kind is Kind.PIECE:
-            if (call := self._under_way.get(record.id)) is not None:
-                call.pieces.append(record.payload)
-            return
         new = self._taken < record.end
         if record.kind is Kind.START:
             self._start(record, new)

@@ -62,8 +62,12 @@ class Record(NamedTuple):
     id: str
     payload: bytes
     segment: int
-    end: Position
+    offset: int
     """Where the next record begins."""
+
+    @property
+    def end(self) -> Position:
+        return Position(self.segment, self.offset)
 
 
 def segments(folder: Path) -> list[int]:
@@ -241,6 +245,8 @@ class JournalReader:
         self.segment = min(segments(folder), default=writer.segment)
         self._offset = 0
         self._rest = b""
+        self._deleted_before = 0
+        """What could be deleted below this segment has been."""
         self.losses = 0
         """Places that could not be read."""
         self._kept: set[int] = set()
@@ -312,23 +318,24 @@ class JournalReader:
 
     def _parse(self, data: bytes) -> tuple[list[Record], int]:
         records: list[Record] = []
-        at = 0
+        at, begin, segment, checksum_of = 0, self._offset, self.segment, zlib_ng.crc32
         while len(data) - at >= _HEADER.size:
             magic, number, raw_id, length, checksum = _HEADER.unpack_from(data, at)
-            kind = _KINDS.get(number)
-            end = at + _HEADER.size + length
-            if magic not in (_MAGIC, _OLDER) or kind is None or end > len(data):
+            start = at + _HEADER.size
+            end = start + length
+            if magic not in (_MAGIC, _OLDER) or number not in _KINDS or end > len(data):
                 break
-            payload = data[at + _HEADER.size : end]
-            if zlib_ng.crc32(payload, zlib_ng.crc32(raw_id, kind) if magic == _MAGIC else 0) != checksum:
+            payload = data[start:end]
+            if checksum_of(payload, checksum_of(raw_id, number) if magic == _MAGIC else 0) != checksum:
                 break
-            after = Position(self.segment, self._offset + end)
-            records.append(Record(kind, raw_id.decode(), payload, self.segment, after))
+            records.append(Record(_KINDS[number], raw_id.decode(), payload, segment, begin + end))
             at = end
         return records, at
 
     def delete_before(self, segment: int) -> None:
         """Remove the segments below ``segment``: all that was in them is in the database."""
+        if segment == self._deleted_before:
+            return
         for number in segments(self._folder):
             if number < segment and number not in self._kept:
                 try:
@@ -336,6 +343,7 @@ class JournalReader:
                 except OSError as error:
                     _log.error("a segment that is in the database stays: %s; delete it, or start anew", error)
                     self._kept.add(number)
+        self._deleted_before = segment
 
     def _delete(self, segment: int) -> None:
         segment_path(self._folder, segment).unlink()

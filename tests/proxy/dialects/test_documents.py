@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.dialects.documents import events
 
@@ -31,3 +33,25 @@ SENT: dict[str, tuple[bytes, list[Any]]] = {
 @pytest.mark.parametrize(("stream", "documents"), SENT.values(), ids=SENT.keys())
 def test_events(stream: bytes, documents: list[Any]) -> None:
     assert list(events(stream)) == documents
+
+
+_frames = st.sampled_from(
+    [
+        b'data: {"a":1}\n\n',
+        b'data:{"a":[1]}\r\n\r\n',
+        b'data: {"a":1},{"b":2}\n\n',
+        b'data: {"a":NaN}\n\n',
+        b"data: {\n\n",
+        b"data: 1\n",
+        b"data: [DONE]\n\n",
+        b"event: x\n",
+        b": hi\n\n",
+        b"\n",
+    ]
+)
+
+
+@given(stream=st.lists(_frames, max_size=6).map(b"".join))
+def test_whatever_else_is_in_a_stream_an_event_is_read_alike(stream: bytes) -> None:
+    """A broken frame lets all be read one by one; without it they are read at once, where they can be."""
+    assert events(stream + b"\n\ndata: {broken\n\n") == events(stream + b"\n\n")
