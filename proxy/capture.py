@@ -51,7 +51,7 @@ def frame_length(header: str | None) -> int | None:
     if header is None:
         return None
     protocol, _, length = header.partition(" ")
-    return int(length) if protocol == PROTOCOL and length.isdigit() else None
+    return int(length) if protocol == PROTOCOL and length.isdecimal() else None
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -12,7 +13,7 @@ from proxy.asgi import Headers
 from proxy.errors import CannotServe, PublicWithoutKeys, Unauthorized
 from proxy.settings import ProxySettings
 from storage import keys
-from storage.database import Database
+from storage.database import Database, DatabaseError
 from storage.errors import StorageError
 from storage.types import DEFAULT_OWNER, Owner
 
@@ -91,20 +92,18 @@ def check_bind(settings: ProxySettings) -> None:
     if not is_public(settings.host):
         return
     try:
-        db = Database(settings.data, checkpoints=True)
-    except StorageError as error:
+        with contextlib.closing(Database(settings.data, checkpoints=True)) as db:
+            known = keys.all_keys(db)
+    except (StorageError, DatabaseError) as error:
         raise CannotServe(
             f"{error}. Without it the client keys are not known, and {settings.host} can be reached from other machines"
         ) from error
-    try:
-        if not keys.all_keys(db):
-            raise PublicWithoutKeys(
-                f"{settings.host} can be reached from other machines, and there is no client key: whoever finds the "
-                "port could use the model and steer its training. Make a key with `.venv/bin/slipstream keys add NAME` "
-                "and give it to the agents as their API key, or listen at 127.0.0.1 (SLIPSTREAM_HOST)"
-            )
-    finally:
-        db.close()
+    if not known:
+        raise PublicWithoutKeys(
+            f"{settings.host} can be reached from other machines, and there is no client key: whoever finds the "
+            "port could use the model and steer its training. Make a key with `.venv/bin/slipstream keys add NAME` "
+            "and give it to the agents as their API key, or listen at 127.0.0.1 (SLIPSTREAM_HOST)"
+        )
 
 
 def _given(headers: Headers) -> list[bytes]:

@@ -94,7 +94,8 @@ def test_a_frame_without_a_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "length"), [("1 0", 0), ("1 734", 734), (None, None), ("2 7", None), ("1", None), ("1 x", None)]
+    ("header", "length"),
+    [("1 0", 0), ("1 734", 734), (None, None), ("2 7", None), ("1", None), ("1 x", None), ("1 \xb2", None)],
 )
 def test_the_header_tells_the_plugin(header: str | None, length: int | None) -> None:
     assert frame_length(header) == length

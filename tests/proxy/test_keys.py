@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from proxy import keys
 from proxy.app import App
-from proxy.errors import PublicWithoutKeys
+from proxy.errors import CannotServe, PublicWithoutKeys
 from proxy.settings import ProxySettings
 from scripts import cli
 from storage import sessions
@@ -21,6 +21,7 @@ from storage.types import Identity, Owner, Session
 from tests.fake_vllm import FakeVllm
 from tests.proxy.conftest import StartProxy
 from tests.proxy.running import CHAT, Recorded, RunningProxy, request, tags, until
+from tests.storage.damage import damage
 
 
 @pytest.fixture
@@ -193,6 +194,16 @@ def test_keys_made_at_once_all_work(start_proxy: StartProxy) -> None:
     for thread in threads:
         thread.join()
     assert {proxy.chat(headers=bearer(key)).status_code for key in made.values()} == {200}
+
+
+def test_where_the_keys_cannot_be_read_nobody_else_can_reach_the_proxy(tmp_path: Any) -> None:
+    with contextlib.closing(Database(tmp_path)) as db:
+        keys.make(db, "ann")
+    damage(tmp_path / "slipstream.db", "keys")
+    keys.check_bind(ProxySettings(data=tmp_path, host="127.0.0.1"))
+    told = r"malformed\. Without it the client keys are not known, and 10\.0\.0\.1 can be reached"
+    with pytest.raises(CannotServe, match=told):
+        keys.check_bind(ProxySettings(data=tmp_path, host="10.0.0.1"))
 
 
 @pytest.mark.parametrize(
