@@ -212,10 +212,17 @@ async def _look_after_versions(upstreams: Upstreams, policy: Policy, table: Sess
 
 
 async def _repeat(name: str, step: Callable[[], Awaitable[None]], seconds: float) -> None:
-    """A loop of the proxy: a step that fails is logged and tried again; serving goes on meanwhile."""
+    """A loop of the proxy: a step that fails is logged and tried again; serving goes on meanwhile.
+
+    One failure after another of the same words is logged once: a locked database would fill the log.
+    """
+    said: str | None = None
     while True:
         try:
             await step()
-        except Exception:  # noqa: BLE001 - the edge of a background loop
-            _log.exception("the loop that looks after %s failed; it goes on", name)
+            said = None
+        except Exception as error:  # noqa: BLE001 - the edge of a background loop
+            if repr(error) != said:
+                _log.exception("the loop that looks after %s failed; it goes on", name)
+            said = repr(error)
         await asyncio.sleep(seconds)
