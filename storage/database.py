@@ -6,6 +6,7 @@ import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pysqlite3 as sqlite3
 from storage import migrations
 from storage.errors import NewerDatabase, StorageError, Unreadable
 from storage.folders import make_private
+from storage.states import CallOutcome, ClosedBy, SessionState
+from storage.types import TaggedBy
 
 FILE = "slipstream.db"
 # The fault that lets two writers lose a committed transaction stands in 3.7.0 to 3.51.2.
@@ -21,6 +24,16 @@ OLDEST_SQLITE = (3, 51, 3)
 _BUSY_SECONDS = 30
 WAL_BYTES = 64 * 1024 * 1024
 """A WAL that grew beyond this while somebody read is cut back to it."""
+
+for _kind, _adapt in (
+    (bytes, bytes),
+    (bool, int),
+    (type(None), {}.get),
+    *((kind, attrgetter("value")) for kind in (CallOutcome, ClosedBy, SessionState, TaggedBy)),
+):
+    # sqlite3 looks for a way to adapt each parameter that is no plain number or text; told one, it finds it five times
+    # as fast, which is a tenth of what it costs to take in a call.
+    sqlite3.register_adapter(_kind, _adapt)
 
 Row = Any
 """A `sqlite3.Row`: columns by name and by position."""

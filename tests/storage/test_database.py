@@ -9,6 +9,8 @@ import pytest
 from storage import migrations
 from storage.database import OLDEST_SQLITE, Database, OperationalError
 from storage.errors import NewerDatabase, StorageError
+from storage.states import CallOutcome, ClosedBy, SessionState
+from storage.types import TaggedBy
 
 
 def schema(db: Database) -> list[str]:
@@ -129,3 +131,23 @@ def test_a_waiting_writer_gets_its_turn(tmp_path: Path) -> None:
     assert one.number("SELECT count(*) FROM switches") == 1
     one.close()
     two.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (None, "null"),
+        (True, 1),
+        (b"\0\xff", b"\0\xff"),
+        *((kind, str(kind.value)) for kind in (*CallOutcome, *ClosedBy, *SessionState, *TaggedBy)),
+    ],
+)
+def test_a_parameter_is_bound_as_what_it_is_without_a_search_for_how(
+    tmp_path: Path, given: object, kept: object
+) -> None:
+    assert (type(given), sqlite3.PrepareProtocol) in sqlite3.adapters
+    db = Database(tmp_path)
+    row = db.first("SELECT coalesce(?1, typeof(?1))", (given,))
+    assert row is not None
+    assert (row[0], type(row[0])) == (kept, type(kept))
+    db.close()
