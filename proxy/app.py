@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import IO, Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -25,10 +25,11 @@ from proxy.admin.routes import admin_router, open_router
 from proxy.asgi import Receive, Scope, Send, limited, respond_error
 from proxy.client_api import ClientApi, serves
 from proxy.cors import Cors, is_preflight
-from proxy.dialects import read_call
 from proxy.errors import CannotServe, ProxyError
 from proxy.forward import Forward
 from proxy.inference import Inference
+from proxy.ingesting import Task
+from proxy.ingestion import IngestionProcess
 from proxy.keys import ClientKeys, check_bind, digest, is_public
 from proxy.limits import Limits
 from proxy.recorder import Recorder
@@ -38,11 +39,9 @@ from proxy.store import Store, open_store
 from proxy.upstreams import Upstreams
 from proxy.versions import Policy
 from storage.database import DatabaseError
-from storage.ingest import Ingestion
+from storage.ingest import Status
 from storage.journal import JournalWriter
-from storage.retention import Keep
 from storage.types import DEFAULT_OWNER
-from storage.unread import Unread
 
 _log = logging.getLogger("slipstream.proxy")
 
@@ -76,6 +75,7 @@ class App:
         self.fastapi.add_exception_handler(DatabaseError, say_unusable)
         self._admin: Any = ProxyHeadersMiddleware(self.fastapi)  # type: ignore[arg-type]  # redirects say https
         self._store: Store | None = None
+        self._ingestion_lock: IO[str] | None = None
         self._keys: ClientKeys | None = None
         self._limits = Limits(settings.limit)
         self._forward: Forward | None = None
@@ -112,9 +112,11 @@ class App:
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The lifespan, with the data folder locked before anything in it is opened."""
+        data = self.settings.data
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(lock.take(self.settings.data))
+                held.enter_context(lock.take(data))
+                self._ingestion_lock = held.enter_context(await asyncio.to_thread(lock.take_ingestion, data))
                 check_bind(self.settings)
                 self._store = held.enter_context(open_store(self.settings))
             except CannotServe as error:
@@ -125,6 +127,17 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as held:
+            loops = await self._build(held)
+            try:
+                yield
+            finally:
+                for loop in loops:
+                    loop.cancel()
+                await asyncio.gather(*loops, return_exceptions=True)
+
+    async def _build(self, held: contextlib.AsyncExitStack) -> list[asyncio.Task[None]]:
+        """Everything that serves, and what is to be closed behind it; returns the loops that look after it."""
         settings = self.settings
         admin_key = secrets.admin_key(settings, print, shown=sys.stdout.isatty())
         upstream_key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
@@ -132,14 +145,19 @@ class App:
         # One connection each for the event loop and for the loop of the versions, which works in threads.
         store = self._store
         assert store is not None
-        db, versions_db = store.connect(), store.connect()
-        journal = JournalWriter(settings.journal, after=store.after, fsync=os.fsync if settings.fsync else None)
-        ingestion = _ingest(settings, store, journal)
+        db, versions_db = (held.enter_context(contextlib.closing(store.connect())) for _ in range(2))
+        fsync = os.fsync if settings.fsync else None
+        journal = held.enter_context(
+            contextlib.closing(JournalWriter(settings.journal, after=store.after, fsync=fsync))
+        )
+        assert self._ingestion_lock is not None
+        ingestion = await held.enter_async_context(_ingesting(settings, store, journal, self._ingestion_lock))
         recorder = Recorder(journal)
         policy = Policy(versions_db, settings.policy, settings.adapters, upstreams)
         table = SessionTable(db, recorder, policy.live)
         inference = Inference(table.has_ended, settings.session.idle)
         inference.restore(db)
+        held.push_async_callback(upstreams.stop)
         await upstreams.start()
         await upstreams.check_all(settings.policy)
         self._keys = ClientKeys(db, needed=is_public(settings.host))
@@ -159,47 +177,47 @@ class App:
             lambda: self.draining,
         )
         loops = [
-            self._loop("sessions", lambda: _look_after_sessions(table, recorder, settings.session.idle)),
+            self._loop("sessions", lambda: _look_after_sessions(table, recorder, journal, settings.session.idle)),
             self._loop("versions", lambda: _look_after_versions(upstreams, policy, table, store)),
         ]
-        if not ingestion.caught_up:
+        if not ingestion().caught_up:
             loops.append(asyncio.create_task(_take_over_late(ingestion, table, lambda: inference.restore(db))))
-        try:
-            yield
-        finally:
-            for loop in loops:
-                loop.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
-            await upstreams.stop()
-            await asyncio.to_thread(ingestion.stop)
-            journal.close()
-            versions_db.close()
-            db.close()
+        return loops
 
     def _loop(self, name: str, step: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         return asyncio.create_task(_repeat(name, step, self._step_seconds))
 
 
-def _ingest(settings: ProxySettings, store: Store, journal: JournalWriter) -> Ingestion | Unread:
-    """Take the journal into the database, from now on."""
+@contextlib.asynccontextmanager
+async def _ingesting(
+    settings: ProxySettings, store: Store, journal: JournalWriter, lock: IO[str]
+) -> AsyncIterator[Callable[[], Status]]:
+    """While the journal is taken into the database; how that goes. It begins with what an earlier process left."""
     if store.problem is not None:
         _log.error(store.problem)
-        return Unread(settings.data, store.problem)
-    keep = Keep(settings.keep.days, settings.keep.gigabytes)
-    ingestion = Ingestion(settings.data, journal, read_call, keep)
-    ingestion.catch_up()
-    ingestion.start()
-    return ingestion
+        unread = Status(caught_up=True, problem=store.problem)
+        yield lambda: unread
+        return
+    keep = settings.keep
+    task = Task(str(settings.data), journal.tail.file, store.durable, keep.days, keep.gigabytes)
+    process = IngestionProcess(task, lock.fileno())
+    process.start()
+    try:
+        await asyncio.to_thread(process.wait)
+        yield lambda: process.status
+    finally:
+        await asyncio.to_thread(process.stop)
 
 
-async def _look_after_sessions(table: SessionTable, recorder: Recorder, idle: float) -> None:
+async def _look_after_sessions(table: SessionTable, recorder: Recorder, journal: JournalWriter, idle: float) -> None:
     await recorder.try_again()
     table.close_idle(time.time(), idle)
+    journal.leave_deleted()
 
 
-async def _take_over_late(ingestion: Ingestion | Unread, table: SessionTable, restore: Callable[[], None]) -> None:
+async def _take_over_late(ingestion: Callable[[], Status], table: SessionTable, restore: Callable[[], None]) -> None:
     """Where the database was locked at the start: what an earlier process left open is known only later."""
-    while not ingestion.caught_up:  # noqa: ASYNC110 - set by a thread
+    while not ingestion().caught_up:  # noqa: ASYNC110 - set by a thread
         await asyncio.sleep(_STEP_SECONDS)
     table.take_over()
     restore()

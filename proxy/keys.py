@@ -92,7 +92,7 @@ def check_bind(settings: ProxySettings) -> None:
     if not is_public(settings.host):
         return
     try:
-        with contextlib.closing(Database(settings.data, checkpoints=True)) as db:
+        with contextlib.closing(Database(settings.data)) as db:
             known = keys.all_keys(db)
     except (StorageError, DatabaseError) as error:
         raise CannotServe(

@@ -27,7 +27,7 @@ class Store:
 
     def connect(self) -> Database:
         """A connection of its own for each thread."""
-        return Database(self.folder, checkpoints=True, durable=self.durable)
+        return Database(self.folder, durable=self.durable)
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def open_store(settings: ProxySettings) -> Iterator[Store]:
     their calls (promise 3): what else the proxy would read there is not known then, and what it writes is thrown away.
     """
     try:
-        db = Database(settings.data, checkpoints=True, durable=settings.fsync)
+        db = Database(settings.data, durable=settings.fsync)
         try:
             after = db.number("SELECT segment FROM journal_position")
             # What else is read at the start: a damaged page in it must show here.

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from proxy.app import App
 from proxy.errors import DataInUse
+from proxy.ingesting import LOG_FORMAT
 from proxy.server import Server
 from proxy.settings import ProxySettings
 from scripts import demo as demo_module
@@ -32,8 +33,6 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 keys_app = typer.Typer(no_args_is_help=True, help="The keys of agents.")
 app.add_typer(keys_app, name="keys")
-
-_LOG = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 S = TypeVar("S", ProxySettings, TrainerSettings)
 
@@ -73,7 +72,7 @@ def serve() -> None:
 @app.command()
 def proxy() -> None:
     """Run the proxy alone; `SLIPSTREAM_UPSTREAM` names the vLLM servers."""
-    logging.basicConfig(level=logging.INFO, format=_LOG)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     settings = _settings(ProxySettings)
     try:
         require_free_port(settings.host, settings.port)
@@ -89,7 +88,7 @@ def proxy() -> None:
 @app.command()
 def trainer() -> None:
     """Run the trainer alone, beside a proxy on the same data folder."""
-    logging.basicConfig(level=logging.INFO, format=_LOG)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     # It warns whenever a cycle takes longer than the interval, as every training run does.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     logging.getLogger("httpx").setLevel(logging.WARNING)

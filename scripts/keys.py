@@ -11,5 +11,5 @@ from storage.database import Database
 
 def add(data: Path, name: str) -> str:
     """Make a client key; returns its text, which is kept nowhere. Raises `DataInUse`, `Refused`."""
-    with lock.take(data), contextlib.closing(Database(data, checkpoints=True)) as db:
+    with lock.take(data), contextlib.closing(Database(data)) as db:
         return keys.make(db, name)[1]

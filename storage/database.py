@@ -42,7 +42,7 @@ Row = Any
 class Database:
     """A connection to `slipstream.db` in the data folder. Use one per thread.
 
-    Raises `Unreadable` where it cannot be opened. Only the proxy checkpoints the WAL (``checkpoints=True``); see
+    Raises `Unreadable` where it cannot be opened. Only the ingestion checkpoints the WAL (``checkpoints=True``); see
     docs/architecture.md. With ``durable`` what was committed survives a loss of power.
     """
 

@@ -1,4 +1,4 @@
-"""How much lies where in the data folder: files alone, the database is not asked."""
+"""How much lies where in the data folder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.database import FILE
-from storage.journal import Position, segment_path, segments
+from storage.database import FILE, Database
+from storage.journal import segment_path, segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,14 @@ class Figures:
     database_bytes: int
 
 
-def read(folder: Path, taken: Position) -> Figures:
-    """``taken``: how far the journal is in the database."""
+def read(folder: Path, db: Database) -> Figures:
+    """Of the data folder ``folder``. The database knows how far the journal has been taken in."""
     journal = folder / "journal"
-    waiting = sum(file_size(segment_path(journal, number)) for number in segments(journal) if number >= taken.segment)
-    done = taken.offset if segment_path(journal, taken.segment).exists() else 0
+    taken = db.first("SELECT segment, offset FROM journal_position")
+    assert taken is not None
+    sizes = {number: file_size(segment_path(journal, number)) for number in segments(journal)}
+    waiting = sum(size for number, size in sizes.items() if number >= taken["segment"])
+    done = taken["offset"] if taken["segment"] in sizes else 0
     return Figures(max(0, waiting - done), file_size(folder / f"{FILE}-wal"), file_size(folder / FILE))
 
 

@@ -1,4 +1,4 @@
-"""From the journal into the database: once, in order, in batches, in a thread of its own.
+"""From the journal into the database: once, in order, in batches, in a process of its own (`proxy/ingesting.py`).
 
 The position in the journal is written in the transaction that takes the records in. After a restart the reader
 begins at the oldest segment that is left: records before the position only rebuild the calls that were under way.
@@ -14,21 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from storage import calls, figures, rewards, sessions
+from storage import calls, rewards, sessions
 from storage.call_writer import CallWriter, RecordedCall
 from storage.calls import Reading
 from storage.database import Database, DatabaseError, is_of_the_database
-from storage.figures import Figures
-from storage.journal import JournalReader, JournalWriter, Kind, Position, Record
+from storage.journal import JournalReader, Kind, Record
 from storage.records import unpack_close, unpack_end, unpack_reward, unpack_start
 from storage.retention import EVERYTHING, Keep
 from storage.states import CallOutcome
+from storage.tail import Position, Tail
+from storage.text import counted
 from storage.types import CallEnd, CallId, CallStart, SessionKey, TaggedBy
 from storage.upkeep import Upkeep
 
 _log = logging.getLogger("slipstream.ingest")
 
-_IDLE_SECONDS = 0.25
 _GATHER_SECONDS = 0.05
 """What comes meanwhile is taken in together: a transaction costs as much as several calls."""
 _RETRY_SECONDS = 1.0
@@ -55,20 +55,47 @@ class _UnderWay:
     """A part of it may be lost."""
 
 
-class Ingestion:
-    """Takes the journal into SQLite. `run_once` is the whole work; `start` runs it in a thread."""
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the ingestion fares."""
 
-    def __init__(self, folder: Path, writer: JournalWriter, read_call: ReadCall, keep: Keep = EVERYTHING) -> None:
+    caught_up: bool = False
+    """All that an earlier process left is in the database."""
+    problem: str | None = None
+    """Why the database takes nothing at the moment; the journal keeps it meanwhile."""
+    refused: int = 0
+    """Records that the database refused for good; each is a file in ``journal/refused``."""
+    lost: int = 0
+    """Places of the journal that could not be read."""
+    oversize: str | None = None
+    """Why the database is larger than it should be."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is not as it should be, and stops nothing."""
+        found = [self.oversize] if self.oversize else []
+        if self.lost:
+            found.append(
+                f"{counted(self.lost, 'place')} of the journal could not be read: see the log and journal/lost"
+            )
+        return found
+
+
+class Ingestion:
+    """Takes the journal into SQLite. `run_once` is the whole work; `run` goes on with it as the journal grows."""
+
+    def __init__(
+        self, folder: Path, tail: Tail, read_call: ReadCall, keep: Keep = EVERYTHING, *, durable: bool = False
+    ) -> None:
+        """``tail``: of the journal's writer. ``durable``: what was recorded survives a loss of power."""
         # A segment is deleted when what was in it is in the database, which must then be as safe as it was there.
-        self._db = Database(folder, checkpoints=True, durable=writer.durable)
+        self._db = Database(folder, checkpoints=True, durable=durable)
         self._db.execute(f"PRAGMA busy_timeout = {1000 * _BUSY_SECONDS}")
         self._upkeep = Upkeep(self._db, keep)
-        self._folder = folder
-        self._writer = writer
-        self._own = writer.segment
+        self._own = tail.first
         """Segments before this one are an earlier process's: what is under way in them was interrupted."""
         self._journal_folder = folder / "journal"
-        self._reader = JournalReader(self._journal_folder, writer)
+        self._reader = JournalReader(self._journal_folder, tail)
         self._calls = CallWriter(self._db, read_call)
         self._under_way: dict[str, _UnderWay] = {}
         row = self._db.first("SELECT segment, offset FROM journal_position")
@@ -77,46 +104,23 @@ class Ingestion:
         self._batch: list[Record] = []
         """Read, and not yet taken in or refused."""
         self.caught_up = False
-        """All that an earlier process left is in the database."""
-        self._stop = threading.Event()
-        self._stop_by = 0.0
-        self._thread: threading.Thread | None = None
         self.problem: str | None = None
-        """Why the database takes nothing at the moment; the journal keeps it meanwhile."""
         self.refused = 0
-        """Records that the database refused for good; each is a file in ``journal/refused``."""
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
-        self._thread.start()
+    @property
+    def status(self) -> Status:
+        return Status(self.caught_up, self.problem, self.refused, self._reader.losses, self._upkeep.problem)
 
-    def stop(self) -> None:
-        """Take in what is left, within seconds, then end the thread."""
-        self._stop_by = time.monotonic() + _STOP_SECONDS
-        self._stop.set()
-        self._writer.written.set()
-        if self._thread is not None:
-            self._thread.join()
+    def close(self) -> None:
         self._db.close()
 
     def catch_up(self) -> None:
-        """At start: take in what an earlier process left, and mark the calls during which it died.
+        """Take in what there is: what an earlier process left, too, of which the calls under way are marked.
 
-        Where the database takes nothing at the moment, `problem` says so, and the thread goes on with it.
+        Where the database takes nothing at the moment, `problem` says so.
         """
         while self.run_once() and self.problem is None:
             pass
-
-    def figures(self) -> Figures:
-        return figures.read(self._folder, self._taken)
-
-    @property
-    def warnings(self) -> list[str]:
-        """What is not as it should be, and stops nothing."""
-        found = [self._upkeep.problem] if self._upkeep.problem else []
-        if self._reader.losses:
-            found.append(f"{self._reader.losses} places of the journal could not be read: see the log and journal/lost")
-        return found
 
     def _interrupt_inherited(self) -> None:
         """The reader has passed the segments of earlier processes: nobody ends the calls that are under way in them."""
@@ -140,30 +144,37 @@ class Ingestion:
             self._keep_refused(start.id, _parts(call))
             self.refused += 1
 
-    def _run(self) -> None:
+    def run(self, stop: threading.Event, report: Callable[[Status], None]) -> None:
+        """Take in what comes until ``stop``, then what is left, within seconds. ``report`` is told after each turn."""
+        stop_by: float | None = None
         while True:
-            stopping = self._stop.is_set()
-            self._writer.written.clear()
-            try:
-                more = self.run_once()
-                if not stopping and not self.problem:
-                    more = self._upkeep.step() or more
-            except Exception as error:  # noqa: BLE001 - the edge of the thread: said, and tried again
-                more = True
-                problem = f"the database takes nothing from the journal: {type(error).__name__}: {error}"
-                if problem != self.problem:
-                    _log.exception(problem)
-                self.problem = problem
+            stopping = stop.is_set()
+            if stopping and stop_by is None:
+                stop_by = time.monotonic() + _STOP_SECONDS
+            more = self._turn(look_after=not stopping)
+            report(self.status)
             if self.problem:
-                self._writer.written.set()
-                if stopping or self._stop.wait(_RETRY_SECONDS):
+                if stopping or stop.wait(_RETRY_SECONDS):
                     return
-            elif stopping and (not more or time.monotonic() >= self._stop_by):
-                return
-            elif not stopping:
-                if not more:
-                    self._writer.written.wait(_IDLE_SECONDS)
-                self._stop.wait(_GATHER_SECONDS)
+            elif stop_by is not None:
+                if not more or time.monotonic() >= stop_by:
+                    return
+            elif self.caught_up:  # until then somebody waits for it
+                stop.wait(_GATHER_SECONDS)
+
+    def _turn(self, *, look_after: bool) -> bool:
+        """Returns whether there may be more to take in."""
+        try:
+            more = self.run_once()
+            if look_after and not self.problem:
+                self._upkeep.step()
+        except Exception as error:  # noqa: BLE001 - the edge of the loop: said, and tried again
+            more = True
+            problem = f"the database takes nothing from the journal: {type(error).__name__}: {error}"
+            if problem != self.problem:
+                _log.exception(problem)
+            self.problem = problem
+        return more
 
     def run_once(self) -> bool:
         """Take in one batch; returns whether there was one, or there is a problem."""

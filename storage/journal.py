@@ -21,6 +21,7 @@ from zlib_ng import zlib_ng
 
 from storage.errors import JournalDown
 from storage.folders import make_private
+from storage.tail import Position, Tail
 
 _log = logging.getLogger("slipstream.journal")
 
@@ -48,13 +49,6 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 Entry = tuple[Kind, str, *tuple[bytes, ...]]
 """A record to be appended: what it is, of which call (or an id of its own), and the parts of its payload."""
-
-
-class Position(NamedTuple):
-    """A place in the journal; records before it have been taken in."""
-
-    segment: int
-    offset: int
 
 
 class Record(NamedTuple):
@@ -112,8 +106,8 @@ class JournalWriter:
         self._spoiled = False
         """Nothing more may be appended to the segment."""
         self._closed = False
-        self.written = threading.Event()
-        """Set after each append; the reader clears it."""
+        self.tail = Tail.begin(self.segment)
+        """How far its reader may read."""
 
     def append(self, *entries: Entry) -> None:
         """Append records, all of them or none, in one write."""
@@ -146,8 +140,7 @@ class JournalWriter:
                     self._cut_off()
                 raise JournalDown(f"the journal in {self._folder} takes no records: {error}") from error
             self._size += written
-        if not self.written.is_set():
-            self.written.set()
+            self.tail.move(self.segment, self._size)
 
     def _cut_off(self) -> None:
         """Take records that were not written whole out of the segment; where that fails, the segment ends with it."""
@@ -199,12 +192,6 @@ class JournalWriter:
         finally:
             os.close(file)
 
-    @property
-    def position(self) -> Position:
-        """Where the next record begins: whatever lies before is whole."""
-        with self._lock:
-            return Position(self.segment, self._size)
-
     def _begin(self, segment: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         file = os.open(segment_path(self._folder, segment), flags, 0o600)
@@ -218,7 +205,10 @@ class JournalWriter:
         self._begun = True
 
     def leave_deleted(self) -> bool:
-        """Whether the segment's file was deleted while it was written; then a new one begins with the next record."""
+        """Whether the segment's file was deleted while it was written; then a new one begins with the next record.
+
+        To be asked now and then: the appends themselves succeed, and are lost.
+        """
         with self._lock:
             if self._file < 0 or os.fstat(self._file).st_nlink:
                 return False
@@ -226,6 +216,7 @@ class JournalWriter:
             os.close(self._file)
             self._file, self._size, self._spoiled = -1, 0, False
             self.segment += 1
+            self.tail.move(self.segment, 0)
             return True
 
     def close(self) -> None:
@@ -234,15 +225,17 @@ class JournalWriter:
             for file in (*self._ended, *([self._file] if self._file >= 0 else [])):
                 os.close(file)
             self._ended, self._file = [], -1
+            self.tail.close()
 
 
 class JournalReader:
     """Reads the records of all segments in order, following the one that is being written."""
 
-    def __init__(self, folder: Path, writer: JournalWriter) -> None:
+    def __init__(self, folder: Path, tail: Tail) -> None:
+        """``tail``: its writer's, who may be another process."""
         self._folder = folder
-        self._writer = writer
-        self.segment = min(segments(folder), default=writer.segment)
+        self._tail = tail
+        self.segment = min(segments(folder), default=tail.position.segment)
         self._offset = 0
         self._rest = b""
         self._deleted_before = 0
@@ -261,11 +254,11 @@ class JournalReader:
         while True:
             # Asked before reading: what is appended later is left for the next call, never lost. And what lies
             # behind the writer's position may be a record that it is about to cut off again.
-            end = self._writer.position
+            end = self._tail.position
             finished = self.segment < end.segment
-            if not finished and not end.offset:
-                return []  # its file may not be there yet
             at = self._offset + len(self._rest)
+            if not finished and at == end.offset and not self._rest:
+                return []  # nothing came; of the first record the file may not be there yet
             more = self._read(at, _READ_BYTES if finished else min(_READ_BYTES, max(0, end.offset - at)))
             data = self._rest + more
             records, used = self._parse(data)
@@ -291,10 +284,8 @@ class JournalReader:
                 return file.read(size)
         except FileNotFoundError:
             gone = segment_path(self._folder, self.segment)
-            if self._writer.leave_deleted():
-                self.segment, self._offset, self._rest = self._writer.segment, 0, b""
-            elif self.segment >= self._writer.segment or not self._folder.exists():
-                raise  # it may come back
+            if self.segment >= self._tail.position.segment or not self._folder.exists():
+                raise  # it may come back, or the writer leaves it
             _log.error("%s was deleted before it was in the database", gone)
             self.losses += 1
             return b""
@@ -303,7 +294,7 @@ class JournalReader:
         """Go on behind what is damaged, with the next whole record; whether there was anything to pass over."""
         at = next((at for at in _found(self._rest, _MAGIC, _OLDER) if self._parse(self._rest[at:])[0]), 0)
         if not at:
-            if _is_cut_off(self._rest) or self.segment == self._writer.segment:
+            if _is_cut_off(self._rest) or self.segment == self._tail.position.segment:
                 return False
             at = len(self._rest)
         folder = self._folder / "lost"

@@ -12,7 +12,7 @@ from storage.retention import Keep, Retention
 _log = logging.getLogger("slipstream.upkeep")
 
 _CHECKPOINT_SECONDS = 60.0
-"""The trainer's heartbeats lengthen the WAL, and only the proxy checkpoints: also when no call comes."""
+"""The trainer's heartbeats lengthen the WAL, and only the ingestion checkpoints: also when no call comes."""
 _TRUNCATE_SECONDS = 2.0
 """Between two tries to cut back a WAL that is too long."""
 _TRUNCATE_BUSY_SECONDS = 0.2

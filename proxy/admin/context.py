@@ -19,8 +19,7 @@ from proxy.store import Store
 from proxy.upstreams import Upstreams
 from proxy.versions import Policy
 from storage.database import Database
-from storage.ingest import Ingestion
-from storage.unread import Unread
+from storage.ingest import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Context:
     policy: Policy
     table: SessionTable
     recorder: Recorder
-    ingestion: Ingestion | Unread
+    ingestion: Callable[[], Status]
     draining: Callable[[], bool]
     """Whether the process is stopping."""
     _local: threading.local = field(default_factory=threading.local)

@@ -48,8 +48,8 @@ def ready(context: Here) -> JSONResponse:
     body["reachable"] = any(u.problem is None for u in context.upstreams.all)
     if not body["ready"]:
         body["problems"] = degraded(context)
-    elif context.ingestion.problem is not None:  # nothing is lost by it yet
-        body["problems"] = [context.ingestion.problem]
+    elif (problem := context.ingestion().problem) is not None:  # nothing is lost by it yet
+        body["problems"] = [problem]
     return JSONResponse(body, 200 if body["ready"] else 503)
 
 

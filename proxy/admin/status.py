@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.admin.context import Context
 from proxy.upstreams import Upstream
-from storage import coordination, groups, repetition, runs, sessions, versions
+from storage import coordination, figures, groups, repetition, runs, sessions, versions
 from storage.states import VersionState
 from storage.text import counted
 from storage.types import BASE, version_name
@@ -40,7 +40,7 @@ def status(context: Context) -> dict[str, Any]:
             "at": trainer.next_cycle_at if trainer else None,
             "waits_for": trainer.waits_for if trainer else NO_TRAINER,
         },
-        "storage": asdict(context.ingestion.figures()),
+        "storage": asdict(figures.read(context.settings.data, db)),
         "degraded": degraded(context),
         "warnings": _warnings(context),
     }
@@ -55,13 +55,14 @@ def degraded(context: Context) -> list[str]:
     elif not serves_live(context) and not all(u.problem for u in context.upstreams.all):
         live = version_name(context.settings.policy, context.policy.live())
         problems.append(f"{live} is being loaded into vLLM: calls of new sessions are answered with 503 until then")
-    problems += [p for p in (context.recorder.problem, context.ingestion.problem, context.policy.problem) if p]
+    ingestion = context.ingestion()
+    problems += [p for p in (context.recorder.problem, ingestion.problem, context.policy.problem) if p]
     if context.draining():
         problems.append("the proxy is stopping: it takes no new connections")
     if context.recorder.lost:
         problems.append(f"{counted(context.recorder.lost, 'call')} could not be recorded whole since the proxy started")
-    if context.ingestion.refused:
-        problems.append(f"the database refused {counted(context.ingestion.refused, 'record')}: see journal/refused")
+    if ingestion.refused:
+        problems.append(f"the database refused {counted(ingestion.refused, 'record')}: see journal/refused")
     trainer = coordination.trainer(context.db)
     if not trainer_alive(trainer):
         problems.append(NO_TRAINER)
@@ -105,7 +106,7 @@ def _versions(context: Context) -> dict[str, list[str]]:
 
 
 def _warnings(context: Context) -> list[str]:
-    warnings = list(context.ingestion.warnings)
+    warnings = context.ingestion().warnings
     ambiguous = sessions.count_skipped(context.db, sessions.AMBIGUOUS)
     if ambiguous:
         warnings.append(

@@ -23,7 +23,8 @@ from rich.table import Table
 
 from proxy.dialects import read_call
 from storage import calls, groups, rewards, sessions
-from storage.database import Database
+from storage.database import FILE, Database
+from storage.figures import file_size
 from storage.ingest import Ingestion
 from storage.journal import JournalWriter, Kind
 from storage.records import Close, pack_close, pack_end, pack_reward, pack_start
@@ -58,7 +59,7 @@ class Place:
         self.folder = folder
         self.db = Database(folder)
         self.writer = JournalWriter(folder / "journal", after=self.db.number("SELECT segment FROM journal_position"))
-        self.ingestion = Ingestion(folder, self.writer, read_call)
+        self.ingestion = Ingestion(folder, self.writer.tail, read_call)
 
     def record(self, number: int) -> None:
         """So many sessions of ten turns into the journal, ended and rewarded."""
@@ -183,7 +184,7 @@ class Place:
 
     def close(self) -> None:
         self.writer.close()
-        self.ingestion._db.close()
+        self.ingestion.close()
         self.db.close()
 
 
@@ -262,7 +263,7 @@ def main() -> None:
         held = {name: place.db.number("SELECT count(*) FROM calls") for name, place in places.items()}
         sizes_mb = {name: place.db.path.stat().st_size / 1e6 for name, place in places.items()}
         found = measure(places, ROUNDS)
-        wal = max(place.ingestion.figures().wal_bytes for place in places.values())
+        wal = max(file_size(place.folder / f"{FILE}-wal") for place in places.values())
         for place in places.values():
             place.close()
     table = Table(

@@ -150,7 +150,7 @@ class RunningProxy:
 
 
 class ProxyProcess:
-    """`slipstream proxy` as a process of its own, to be killed."""
+    """`slipstream proxy` as a process of its own, in a group of its own, to be killed."""
 
     def __init__(self, data: Path, upstream: str, secret: str, **variables: str) -> None:
         data.mkdir(parents=True, exist_ok=True)
@@ -173,6 +173,7 @@ class ProxyProcess:
             env={**inherited, **settings, **variables},
             stdout=self._log,
             stderr=self._log,
+            process_group=0,
         )
         self.client = httpx.Client(base_url=self.url, timeout=60, headers=_JSON)
 
@@ -188,8 +189,14 @@ class ProxyProcess:
             return False
 
     def limit_files(self, size: int) -> None:
-        """From now on no file of the process grows beyond ``size`` bytes: a full disk, without filling one."""
-        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        """From now on no file of both processes grows beyond ``size`` bytes: a full disk, without filling one."""
+        for pid in (self.process.pid, self.ingestion()):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    def ingestion(self) -> int:
+        """The id of its child, once there is one."""
+        (pid,) = until(lambda: children(self.process.pid))
+        return pid
 
     def kill(self) -> None:
         """As the kernel does when memory runs out. Once more does no harm."""
@@ -197,6 +204,11 @@ class ProxyProcess:
         self.process.wait()
         self.client.close()
         self._log.close()
+
+
+def children(parent: int) -> set[int]:
+    """The ids of a process's children, of those that are dead and not waited for, too."""
+    return {int(pid) for path in Path(f"/proc/{parent}/task").glob("*/children") for pid in path.read_text().split()}
 
 
 def free_port() -> int:

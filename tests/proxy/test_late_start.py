@@ -7,7 +7,6 @@ from pathlib import Path
 import pysqlite3 as sqlite3
 import pytest
 
-from storage import ingest
 from storage.database import FILE
 from tests.fake_vllm import FakeVllm
 from tests.proxy import raw
@@ -27,19 +26,14 @@ def test_an_inferred_session_that_was_named_for_tokenize(start_proxy: StartProxy
     assert start_proxy().chat("again").status_code == 200
 
 
-def test_sessions_that_are_taken_in_late_close(
-    start_proxy: StartProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sessions_that_are_taken_in_late_close(start_proxy: StartProxy, tmp_path: Path) -> None:
     """The database is locked at the start: what an earlier process left comes into it only later."""
     proxy = start_proxy()
-    monkeypatch.setattr(ingest.Ingestion, "run_once", lambda _: False)  # as a kill right after the answer leaves it
-    assert proxy.chat("left", headers=tags("left")).status_code == 200
-    proxy.stop()
-    monkeypatch.undo()
-    monkeypatch.setattr(ingest, "_BUSY_SECONDS", 0)
     lock = sqlite3.connect(str(tmp_path / "data" / FILE), isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")
-    start_proxy(idle=0.5)
+    assert proxy.chat("left", headers=tags("left")).status_code == 200
+    proxy = start_proxy(idle=0.5)
+    assert "database is locked" in proxy.client.get("/ready").json()["problems"][0]
     lock.execute("ROLLBACK")
     lock.close()
     recorded = Recorded(tmp_path / "data")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 from storage import sessions
 from storage.calls import Message, Reading
 from storage.database import Database
-from storage.ingest import Ingestion, ReadCall
+from storage.ingest import Ingestion, ReadCall, Status
 from storage.journal import JournalWriter, Kind
 from storage.records import Close, pack_close, pack_end, pack_reward, pack_start
 from storage.states import CallOutcome, ClosedBy
@@ -98,18 +100,30 @@ class Recorded:
         self.db = Database(self.folder)
         after = self.db.number("SELECT segment FROM journal_position")
         self.writer = JournalWriter(self.folder / "journal", after=after)
-        self.ingestion = Ingestion(self.folder, self.writer, self.read_call)
+        self.ingestion = Ingestion(self.folder, self.writer.tail, self.read_call)
 
     def abandon(self) -> None:
         """As `kill -9` leaves it: nothing is finished, only what the kernel holds is given back."""
         self.writer.close()
-        self.ingestion._db.close()
+        self.ingestion.close()
         self.db.close()
 
     def restart(self) -> None:
         self.abandon()
         self.open()
         self.ingestion.catch_up()
+
+    @contextmanager
+    def running(self, report: Callable[[Status], None] = lambda _: None) -> Iterator[None]:
+        """While the ingestion runs, in a thread; at the end it stops."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self.ingestion.run, args=(stop, report))
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
     def take_in(self) -> None:
         while self.ingestion.run_once():

@@ -290,28 +290,25 @@ def test_segments_are_deleted_when_no_call_needs_them(recorded: Recorded, monkey
     assert len(recorded.outcomes()) == 6
 
 
-def test_the_thread_takes_everything_in_and_stops(recorded: Recorded) -> None:
-    recorded.ingestion.catch_up()
-    recorded.ingestion.start()
-    for number in range(50):
-        recorded.call(call_start(f"s{number % 5}"), f"call {number}")
-    eventually(lambda: len(recorded.outcomes()) == 50)
-    last = recorded.call(call_start("s"), "just before the end")
-    recorded.ingestion.stop()
+def test_it_takes_everything_in_and_stops(recorded: Recorded) -> None:
+    with recorded.running():
+        for number in range(50):
+            recorded.call(call_start(f"s{number % 5}"), f"call {number}")
+        eventually(lambda: len(recorded.outcomes()) == 50)
+        last = recorded.call(call_start("s"), "just before the end")
     assert last.id in recorded.outcomes()
 
 
-def test_the_thread_survives_a_lost_journal(recorded: Recorded) -> None:
+def test_it_survives_a_lost_journal(recorded: Recorded) -> None:
     recorded.writer.append((Kind.PIECE, "0" * 32, b"the segment begins"))
-    recorded.ingestion.start()
-    moved = recorded.folder / "journal-away"
-    (recorded.folder / "journal").rename(moved)
-    recorded.writer.append((Kind.PIECE, "0" * 32, b"a call that nobody knows"))
-    eventually(lambda: "No such file" in (recorded.ingestion.problem or ""))
-    moved.rename(recorded.folder / "journal")
-    last = recorded.call(call_start("s"), "hello")
-    eventually(lambda: recorded.outcomes() == {last.id: "complete"})
-    recorded.ingestion.stop()
+    with recorded.running():
+        moved = recorded.folder / "journal-away"
+        (recorded.folder / "journal").rename(moved)
+        recorded.writer.append((Kind.PIECE, "0" * 32, b"a call that nobody knows"))
+        eventually(lambda: "No such file" in (recorded.ingestion.problem or ""))
+        moved.rename(recorded.folder / "journal")
+        last = recorded.call(call_start("s"), "hello")
+        eventually(lambda: recorded.outcomes() == {last.id: "complete"})
 
 
 def eventually(true: Callable[[], bool]) -> None:
@@ -321,22 +318,22 @@ def eventually(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_the_thread_survives_whatever_the_database_raises(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_survives_whatever_the_database_raises(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "_RETRY_SECONDS", 0.05)
 
     def malformed(*_: object) -> None:
         raise sqlite3.DatabaseError("database disk image is malformed")
 
-    with monkeypatch.context() as broken:
-        # Also what keeps a refused record fails.
-        broken.setattr(recorded.ingestion, "_apply", malformed)
-        broken.setattr(recorded.ingestion, "_set_position", malformed)
-        recorded.ingestion.start()
-        call = recorded.call(call_start("s"), "hello")
-        eventually(lambda: "database disk image is malformed" in (recorded.ingestion.problem or ""))
-    eventually(lambda: recorded.outcomes() == {call.id: "complete"})
-    eventually(lambda: recorded.ingestion.problem is None)
-    recorded.ingestion.stop()
+    told: list[str | None] = []
+    with recorded.running(lambda status: told.append(status.problem)):
+        with monkeypatch.context() as broken:
+            # Also what keeps a refused record fails.
+            broken.setattr(recorded.ingestion, "_apply", malformed)
+            broken.setattr(recorded.ingestion, "_set_position", malformed)
+            call = recorded.call(call_start("s"), "hello")
+            eventually(lambda: bool(told) and "database disk image is malformed" in (told[-1] or ""))
+        eventually(lambda: recorded.outcomes() == {call.id: "complete"})
+        eventually(lambda: told[-1] is None)
 
 
 def checkpointed(recorded: Recorded) -> bool:
@@ -349,17 +346,16 @@ def test_heartbeats_do_not_lengthen_the_wal_for_ever(recorded: Recorded, monkeyp
     """No call comes; the trainer, which never checkpoints, beats."""
     recorded.ingestion._upkeep._checkpoint_at = 0
     monkeypatch.setattr(upkeep, "_CHECKPOINT_SECONDS", 0.05)
-    monkeypatch.setattr(ingest, "_IDLE_SECONDS", 0.01)
-    recorded.ingestion.start()
+    monkeypatch.setattr(ingest, "_GATHER_SECONDS", 0.01)
     wal = recorded.db.path.with_name(f"{recorded.db.path.name}-wal")
     sizes = []
-    for _ in range(6):
-        for number in range(100):
-            coordination.beat(recorded.db, number, number + 1)
-        sizes.append(wal.stat().st_size)
-        eventually(lambda: checkpointed(recorded))
+    with recorded.running():
+        for _ in range(6):
+            for number in range(100):
+                coordination.beat(recorded.db, number, number + 1)
+            sizes.append(wal.stat().st_size)
+            eventually(lambda: checkpointed(recorded))
     assert sizes[-1] < sizes[0] + 200 * 4096, "each beat is a page at least"
-    recorded.ingestion.stop()
 
 
 def test_a_closed_session_is_not_remembered(recorded: Recorded) -> None:
@@ -389,4 +385,6 @@ def test_a_call_of_which_a_part_was_lost_is_not_complete(recorded: Recorded) -> 
     recorded.open()
     recorded.take_in()
     assert recorded.outcomes() == {torn.id: "truncated", whole.id: "complete"}
-    assert recorded.ingestion.warnings == ["1 places of the journal could not be read: see the log and journal/lost"]
+    assert recorded.ingestion.status.warnings == [
+        "1 place of the journal could not be read: see the log and journal/lost"
+    ]

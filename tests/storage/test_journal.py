@@ -12,7 +12,8 @@ import pytest
 
 from storage import journal
 from storage.errors import JournalDown
-from storage.journal import JournalReader, JournalWriter, Kind, Position, Record, segment_path, segments
+from storage.journal import JournalReader, JournalWriter, Kind, Record, segment_path, segments
+from storage.tail import Position
 
 HEADER = 45
 """Bytes before each payload."""
@@ -46,7 +47,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 def test_what_was_appended_is_read_in_order(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path)
-    reader = JournalReader(tmp_path, writer)
+    reader = JournalReader(tmp_path, writer.tail)
     assert reader.read() == []
     writer.append((Kind.START, name(1), b"head", b"", b"body"))
     writer.append((Kind.END, name(2), b"\x00\xff"))
@@ -54,14 +55,14 @@ def test_what_was_appended_is_read_in_order(tmp_path: Path) -> None:
     assert (first.kind, first.id, first.payload, first.segment) == (Kind.START, name(1), b"headbody", 1)
     assert first.end == Position(1, HEADER + 8)
     assert (second.kind, second.id, second.payload) == (Kind.END, name(2), b"\x00\xff")
-    assert second.end == reader.position == writer.position == Position(1, 2 * HEADER + 10)
+    assert second.end == reader.position == writer.tail.position == Position(1, 2 * HEADER + 10)
     assert reader.read() == []
     writer.close()
 
 
 def test_the_reader_follows_the_writer(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path)
-    reader = JournalReader(tmp_path, writer)
+    reader = JournalReader(tmp_path, writer.tail)
     done = threading.Event()
 
     def write() -> None:
@@ -91,7 +92,7 @@ def test_a_torn_tail_ends_its_segment_alone(tmp_path: Path, left: int) -> None:
     writer = JournalWriter(tmp_path)
     assert writer.segment == 2
     writer.append((Kind.END, name(2), b"next"))
-    assert payloads(JournalReader(tmp_path, writer)) == [b"whole", b"next"]
+    assert payloads(JournalReader(tmp_path, writer.tail)) == [b"whole", b"next"]
     writer.close()
 
 
@@ -103,14 +104,14 @@ def test_a_record_with_wrong_bytes_is_not_read(tmp_path: Path) -> None:
     data = segment_path(tmp_path, 1).read_bytes()
     segment_path(tmp_path, 1).write_bytes(data[:-3] + b"\x00\x00\x00")
     writer = JournalWriter(tmp_path)
-    assert payloads(JournalReader(tmp_path, writer)) == [b"whole"]
+    assert payloads(JournalReader(tmp_path, writer.tail)) == [b"whole"]
     writer.close()
 
 
 def test_segments_roll_and_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "_SEGMENT_BYTES", 200)
     writer = JournalWriter(tmp_path)
-    reader = JournalReader(tmp_path, writer)
+    reader = JournalReader(tmp_path, writer.tail)
     for number in range(10):
         writer.append((Kind.PIECE, name(number), bytes([number]) * 55))  # 100 bytes each: two a segment
     assert segments(tmp_path) == [1, 2, 3, 4, 5]
@@ -135,7 +136,7 @@ def test_a_record_larger_than_one_read(tmp_path: Path, monkeypatch: pytest.Monke
     writer.append((Kind.START, name(1), b"small"))
     writer.append((Kind.PIECE, name(1), os.urandom(10_500)))
     writer.append((Kind.END, name(1), b"end"))
-    found = read_all(JournalReader(tmp_path, writer))
+    found = read_all(JournalReader(tmp_path, writer.tail))
     assert [len(record.payload) for record in found] == [5, 10_500, 3]
     writer.close()
 
@@ -143,7 +144,7 @@ def test_a_record_larger_than_one_read(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("room", [0, 1, HEADER - 1, HEADER, HEADER + 50, HEADER + 99])
 def test_a_full_disk_leaves_nothing_torn(tmp_path: Path, room: int) -> None:
     writer = JournalWriter(tmp_path)
-    reader = JournalReader(tmp_path, writer)
+    reader = JournalReader(tmp_path, writer.tail)
     writer.append((Kind.START, name(1), b"before"))
     size = HEADER + 6
     with largest_file(size + room), pytest.raises(JournalDown, match="takes no records"):
@@ -157,7 +158,7 @@ def test_a_full_disk_leaves_nothing_torn(tmp_path: Path, room: int) -> None:
 def test_a_reader_does_not_see_a_record_that_is_cut_off_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader comes by between the short write and its repair."""
     writer = JournalWriter(tmp_path)
-    reader = JournalReader(tmp_path, writer)
+    reader = JournalReader(tmp_path, writer.tail)
     truncate = os.ftruncate
     seen: list[int] = []
     comes_by = threading.Thread(target=lambda: seen.append(len(reader.read())))
@@ -182,7 +183,7 @@ def test_where_the_torn_record_cannot_be_cut_off_a_new_segment_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = JournalWriter(tmp_path)
-    reader = JournalReader(tmp_path, writer)
+    reader = JournalReader(tmp_path, writer.tail)
     writer.append((Kind.START, name(1), b"before"))
 
     def fails(file: int, size: int) -> None:
@@ -219,7 +220,7 @@ def test_the_journal_is_for_its_user_alone(tmp_path: Path) -> None:
 def test_a_writer_that_records_nothing_leaves_no_segment(tmp_path: Path) -> None:
     for _ in range(3):
         writer = JournalWriter(tmp_path)
-        reader = JournalReader(tmp_path, writer)
+        reader = JournalReader(tmp_path, writer.tail)
         assert (writer.segment, reader.read(), segments(tmp_path)) == (1, [], [])
         writer.close()
 
@@ -227,7 +228,7 @@ def test_a_writer_that_records_nothing_leaves_no_segment(tmp_path: Path) -> None
 def test_a_segment_that_could_not_be_begun_is_begun_later(tmp_path: Path) -> None:
     folder, away = tmp_path / "journal", tmp_path / "away"
     writer = JournalWriter(folder)
-    reader = JournalReader(folder, writer)
+    reader = JournalReader(folder, writer.tail)
     folder.rename(away)
     with pytest.raises(JournalDown, match="No such file"):
         writer.append((Kind.END, name(1), b"lost"))
@@ -242,7 +243,7 @@ def test_any_number_of_empty_segments_is_passed_over(tmp_path: Path) -> None:
     for number in range(1, 2001):
         segment_path(tmp_path, number).touch()
     writer = JournalWriter(tmp_path)
-    reader = JournalReader(tmp_path, writer)
+    reader = JournalReader(tmp_path, writer.tail)
     assert reader.read() == []
     writer.append((Kind.END, name(1), b"behind them"))
     assert payloads(reader) == [b"behind them"]
@@ -271,7 +272,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     child.wait()
     child.stdout.close()
     writer = JournalWriter(tmp_path)
-    found = [int(record.id, 16) for record in read_all(JournalReader(tmp_path, writer))]
+    found = [int(record.id, 16) for record in read_all(JournalReader(tmp_path, writer.tail))]
     assert found[: len(told)] == told
     assert len(found) - len(told) in (0, 1)
     writer.close()
@@ -302,7 +303,7 @@ def test_after_a_failed_sync_a_new_segment_begins(tmp_path: Path) -> None:
             raise OSError(errno.EIO, "no more")
 
     writer = JournalWriter(tmp_path, fsync=fsync)
-    reader = JournalReader(tmp_path, writer)
+    reader = JournalReader(tmp_path, writer.tail)
     writer.append((Kind.START, name(1), b"unsure"))
     with pytest.raises(JournalDown, match="does not confirm"):
         writer.sync()

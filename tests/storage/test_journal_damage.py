@@ -59,7 +59,7 @@ def test_behind_a_damaged_record_the_others_are_read(
     segment_path(tmp_path, 1).write_bytes(data)
     writer = JournalWriter(tmp_path)
     writer.append((Kind.PIECE, name(1), b"new"))
-    reader = JournalReader(tmp_path, writer)
+    reader = JournalReader(tmp_path, writer.tail)
     left = [b"one", b"two", b"six", b"ten", b"new"]
     del left[number]
     assert payloads(reader) == left
@@ -80,7 +80,7 @@ def test_a_journal_of_an_older_version_is_read(tmp_path: Path, magic: bytes, che
     segment_path(tmp_path, 1).write_bytes(record)
     writer = JournalWriter(tmp_path)
     writer.append((Kind.PIECE, name(1), b"new"))
-    assert payloads(JournalReader(tmp_path, writer)) == [b"old", b"new"]
+    assert payloads(JournalReader(tmp_path, writer.tail)) == [b"old", b"new"]
     writer.close()
 
 
@@ -89,7 +89,7 @@ def test_a_file_that_is_no_segment_is_left_alone(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path)
     writer.append((Kind.PIECE, name(1), b"new"))
     assert writer.segment == 1
-    assert payloads(JournalReader(tmp_path, writer)) == [b"new"]
+    assert payloads(JournalReader(tmp_path, writer.tail)) == [b"new"]
     writer.close()
 
 
@@ -97,12 +97,14 @@ def test_a_file_that_is_no_segment_is_left_alone(tmp_path: Path) -> None:
 def test_after_a_segment_was_deleted_under_way_a_new_one_begins(tmp_path: Path, read_before: bool) -> None:
     folder = tmp_path / "journal"
     writer = JournalWriter(folder)
-    reader = JournalReader(folder, writer)
+    reader = JournalReader(folder, writer.tail)
     writer.append((Kind.PIECE, name(1), b"old"))
     if read_before:
         assert payloads(reader) == [b"old"]
     shutil.rmtree(folder)
     writer.append((Kind.PIECE, name(1), b"lost"))
+    assert writer.leave_deleted()
+    assert not writer.leave_deleted(), "it has no file yet"
     assert payloads(reader) == []
     assert reader.losses == 1
     writer.append((Kind.PIECE, name(1), b"new"))
@@ -114,7 +116,7 @@ def test_after_a_segment_was_deleted_under_way_a_new_one_begins(tmp_path: Path, 
 def test_a_length_without_measure_holds_up_nothing_in_the_segment_that_is_written(tmp_path: Path, number: int) -> None:
     """The reader waits for gigabytes that never come, but no longer than until the next record."""
     writer = JournalWriter(tmp_path)
-    reader = JournalReader(tmp_path, writer)
+    reader = JournalReader(tmp_path, writer.tail)
     texts = [b"one", b"two", b"six"]
     for text in texts:
         writer.append((Kind.PIECE, name(1), text))
@@ -142,7 +144,7 @@ def test_a_folder_that_is_named_as_a_segment_is_none(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path)
     assert writer.segment == 8, "its name is taken all the same"
     writer.append((Kind.PIECE, name(1), b"new"))
-    reader = JournalReader(tmp_path, writer)
+    reader = JournalReader(tmp_path, writer.tail)
     assert payloads(reader) == [b"old", b"new"]
     reader.delete_before(9)
     assert (reader.losses, segments(tmp_path)) == (0, [])
@@ -167,7 +169,7 @@ def test_a_segment_that_cannot_be_deleted_stays_and_stops_nothing(
     dead.append((Kind.PIECE, name(1), b"old"))
     dead.close()
     writer = JournalWriter(tmp_path)
-    reader = Undeleting(tmp_path, writer)
+    reader = Undeleting(tmp_path, writer.tail)
     assert payloads(reader) == [b"old"]
     for _ in range(3):
         reader.delete_before(2)

@@ -143,22 +143,21 @@ def test_beyond_its_size_the_oldest_go_and_the_disk_is_given_back(
 
 
 def test_recording_goes_on_meanwhile(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the ingestion's own thread, between two batches; the deleted session's id begins anew."""
+    """Where the ingestion runs, between two batches; the deleted session's id begins anew."""
     monkeypatch.setattr(retention, "_CALLS", 2)
     for number in range(20):
         done(recorded, a_session(recorded, f"s{number}", age=LATER - BEGAN))
     recorded.abandon()
     recorded.open()
     recorded.ingestion._upkeep._retention = Retention(recorded.ingestion._db, Keep(days=1))
-    recorded.ingestion.start()
-    for number in range(200):
-        recorded.call(call_start(f"new {number % 7}", started_at=time.time()), "hello")
-    recorded.call(call_start("s3", started_at=time.time()), "again")
-    deadline = time.monotonic() + 60
-    while len(left(recorded)) != 8 or recorded.db.number("SELECT count(*) FROM calls") != 201:
-        assert time.monotonic() < deadline, left(recorded)
-        time.sleep(0.01)
-    assert recorded.ingestion.problem is None
-    recorded.ingestion.stop()
+    with recorded.running():
+        for number in range(200):
+            recorded.call(call_start(f"new {number % 7}", started_at=time.time()), "hello")
+        recorded.call(call_start("s3", started_at=time.time()), "again")
+        deadline = time.monotonic() + 60
+        while len(left(recorded)) != 8 or recorded.db.number("SELECT count(*) FROM calls") != 201:
+            assert time.monotonic() < deadline, left(recorded)
+            time.sleep(0.01)
+        assert recorded.ingestion.problem is None
     assert recorded.session("s3").calls == 1
     assert rewards.of_session(recorded.db, recorded.session("s3").key) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import database, upkeep
+from storage import database, figures, upkeep
 from storage.database import Database
 from storage.retention import Keep
 from storage.upkeep import Upkeep
@@ -15,7 +15,7 @@ from tests.storage.recorded import Recorded, call_start
 
 
 def wal(recorded: Recorded) -> int:
-    return recorded.ingestion.figures().wal_bytes
+    return figures.read(recorded.folder, recorded.db).wal_bytes
 
 
 @pytest.fixture
@@ -47,12 +47,14 @@ def test_a_reader_that_stays_is_named_and_the_wal_is_cut_back_after_it(small: Re
     began = time.monotonic()
     upkeep.step()
     assert time.monotonic() - began < 60, "it waits for no reader"
-    assert "a program has been reading the database in one transaction for long" in recorded.ingestion.warnings[0]
+    assert (
+        "a program has been reading the database in one transaction for long" in recorded.ingestion.status.warnings[0]
+    )
     assert wal(recorded) > 4_000_000
     reader.execute("COMMIT")
     upkeep._truncate_at = 0
     upkeep.step()
-    assert recorded.ingestion.warnings == []
+    assert recorded.ingestion.status.warnings == []
     assert wal(recorded) == 0
     reader.close()
     recorded.abandon()
