@@ -9,7 +9,7 @@ call that an SDK repeats by itself (`x-stainless-retry-count`) meets no fault.
 | `slow:S` | S seconds pass before the first byte |
 | `drip:S` | S seconds pass before every part of the body |
 | `step` | as `heartbeat`, and every part of the body waits until `FakeVllm.step` lets it go |
-| `halt` | half of the body's bytes are written, and no more |
+| `halt` | half of the body's bytes are written, at most half of the plugin's frame, and no more |
 | `stall:N` | N parts of the body are written, and no more |
 | `linger` | everything but the last part is written, and no more until the client is gone for a moment |
 | `heartbeat` | a comment before every frame of a stream |
@@ -234,7 +234,10 @@ async def write(reply: Reply, fault: Fault, mark: capture.Mark | None, steps: St
     await send({"type": "http.response.start", "status": reply.status, "headers": told})
     if fault.name == "halt":
         joined = b"".join(messages)
-        await send({"type": "http.response.body", "body": joined[: len(joined) // 2], "more_body": True})
+        half = len(joined) // 2
+        if frame:  # with it the call would be whole
+            half = min(half, joined.index(frame) + len(frame) // 2)
+        await send({"type": "http.response.body", "body": joined[:half], "more_body": True})
         await asyncio.sleep(_FOREVER)
     for number, message in enumerate(messages):
         if fault.name == "step" and message is not frame:  # the plugin's frame comes with the part behind it
