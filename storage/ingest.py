@@ -19,6 +19,7 @@ from storage.call_writer import CallWriter, RecordedCall
 from storage.calls import Reading
 from storage.database import Database, DatabaseError, is_of_the_database
 from storage.journal import JournalReader, Kind, Record
+from storage.open_sessions import OpenSessions
 from storage.records import unpack_close, unpack_end, unpack_reward, unpack_start
 from storage.retention import EVERYTHING, Keep
 from storage.states import CallOutcome
@@ -97,6 +98,7 @@ class Ingestion:
         self._journal_folder = folder / "journal"
         self._reader = JournalReader(self._journal_folder, tail)
         self._calls = CallWriter(self._db, read_call)
+        self._open_sessions = OpenSessions(self._db)
         self._under_way: dict[str, _UnderWay] = {}
         row = self._db.first("SELECT segment, offset FROM journal_position")
         assert row is not None
@@ -137,7 +139,7 @@ class Ingestion:
             with self._db.transaction():
                 self._end(call, start, _interrupted(start))
         except Exception as error:
-            self._calls.forget()
+            self._forget()
             if is_of_the_database(error):
                 raise
             _log.error("the database refused call %s: %r", start.id, error)
@@ -211,6 +213,7 @@ class Ingestion:
         before = {name: (call, len(call.pieces), call.capture) for name, call in self._under_way.items()}
         try:
             with self._db.transaction():
+                self._open_sessions.begin()
                 for record in batch:
                     # Most records of a stream are pieces.
                     if record.kind is not Kind.PIECE:
@@ -244,7 +247,12 @@ class Ingestion:
             del call.pieces[pieces:]
             call.capture = capture
             self._under_way[name] = call
+        self._forget()
+
+    def _forget(self) -> None:
+        """After a rollback."""
         self._calls.forget()
+        self._open_sessions.forget()
 
     def _refuse(self, record: Record, error: Exception) -> None:
         call = self._under_way.get(record.id)
@@ -284,6 +292,7 @@ class Ingestion:
             rewards.insert(self._db, unpack_reward(record.payload))
         elif record.kind is Kind.CLOSE and new:
             close = unpack_close(record.payload)
+            self._open_sessions.closed(close.identity)
             closed = sessions.close(self._db, close.identity, close.by, close.at)
             if closed is not None:
                 self._calls.forget_session(closed)
@@ -291,7 +300,7 @@ class Ingestion:
     def _start(self, record: Record, new: bool) -> None:
         start, request = unpack_start(record.payload)
         if new:
-            key, is_new = sessions.open_for_call(self._db, start)
+            key, is_new = self._open_sessions.for_call(start)
             if is_new:
                 self._calls.begin_session(key)
         else:
@@ -319,8 +328,9 @@ class Ingestion:
         if call.superseded:
             calls.supersede(self._db, start.id)
         sessions.count_call(self._db, call.session, start, end)
-        if start.session_by is TaggedBy.NONE:
-            self._calls.forget_session(call.session)  # it was the whole of it
+        if start.session_by is TaggedBy.NONE:  # it was the whole of it
+            self._open_sessions.closed(start.identity)
+            self._calls.forget_session(call.session)
 
 
 def _parts(call: _UnderWay) -> dict[str, bytes]:
