@@ -58,18 +58,25 @@ def test_a_session_of_one_untagged_call_is_not_gone_on_with(recorded: Recorded) 
 
 
 def test_what_another_program_did_to_a_session_is_seen(recorded: Recorded) -> None:
-    recorded.call(call_start("skipped"), "one")
-    recorded.call(call_start("deleted"), "one")
+    recorded.call(call_start("s"), "one")
     recorded.take_in()
-    recorded.db.execute("UPDATE sessions SET state = 'skipped' WHERE session_id = 'skipped'")
+    recorded.db.execute("UPDATE sessions SET state = 'skipped'")
+    recorded.call(call_start("s"), "two")
+    recorded.take_in()
+    assert recorded.session("s").episode == 2
+
+
+def test_a_session_that_another_program_deleted_begins_anew(
+    recorded: Recorded, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded.call(call_start("s"), "one")
+    recorded.take_in()
     with recorded.db.transaction():
-        delete_part(recorded.db, recorded.session("deleted").key, 10)
-    for name in ("skipped", "deleted"):
-        recorded.call(call_start(name), "two")
+        delete_part(recorded.db, recorded.session("s").key, 10)
+    recorded.call(call_start("s"), "two")
     recorded.take_in()
-    assert recorded.ingestion.refused == 0
-    assert [recorded.session(name).episode for name in ("skipped", "deleted")] == [2, 1]
-    assert len(calls.of_session(recorded.db, recorded.session("deleted").key)) == 1
+    assert not caplog.records
+    assert len(calls.of_session(recorded.db, recorded.session("s").key)) == 1
 
 
 def test_sessions_of_one_name_belong_to_their_owners(recorded: Recorded) -> None:
