@@ -2,7 +2,8 @@
 
 import pytest
 
-from storage import sessions
+from storage import calls, sessions
+from storage.retention import delete_part
 from storage.states import ClosedBy, SessionState
 from storage.types import Owner, TaggedBy
 from tests.storage.recorded import Recorded, call_start, identity
@@ -63,6 +64,19 @@ def test_what_another_program_did_to_a_session_is_seen(recorded: Recorded) -> No
     recorded.call(call_start("s"), "two")
     recorded.take_in()
     assert recorded.session("s").episode == 2
+
+
+def test_a_session_that_another_program_deleted_begins_anew(
+    recorded: Recorded, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded.call(call_start("s"), "one")
+    recorded.take_in()
+    with recorded.db.transaction():
+        delete_part(recorded.db, recorded.session("s").key, 10)
+    recorded.call(call_start("s"), "two")
+    recorded.take_in()
+    assert not caplog.records
+    assert len(calls.of_session(recorded.db, recorded.session("s").key)) == 1
 
 
 def test_sessions_of_one_name_belong_to_their_owners(recorded: Recorded) -> None:
