@@ -76,6 +76,7 @@ class App:
         self._admin: Any = ProxyHeadersMiddleware(self.fastapi)  # type: ignore[arg-type]  # redirects say https
         self._store: Store | None = None
         self._ingestion_lock: IO[str] | None = None
+        self._admin_key = self._plugin_secret = ""
         self._keys: ClientKeys | None = None
         self._limits = Limits(settings.limit)
         self._forward: Forward | None = None
@@ -118,6 +119,8 @@ class App:
                 held.enter_context(lock.take(data))
                 self._ingestion_lock = held.enter_context(await asyncio.to_thread(lock.take_ingestion, data))
                 check_bind(self.settings)
+                self._admin_key = secrets.admin_key(self.settings, print, shown=sys.stdout.isatty())
+                self._plugin_secret = secrets.plugin_secret(data)
                 self._store = held.enter_context(open_store(self.settings))
             except CannotServe as error:
                 await receive()
@@ -139,9 +142,8 @@ class App:
     async def _build(self, held: contextlib.AsyncExitStack) -> list[asyncio.Task[None]]:
         """Everything that serves, and what is to be closed behind it; returns the loops that look after it."""
         settings = self.settings
-        admin_key = secrets.admin_key(settings, print, shown=sys.stdout.isatty())
         upstream_key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
-        upstreams = Upstreams(settings.upstream, secrets.plugin_secret(settings.data), upstream_key, settings.model)
+        upstreams = Upstreams(settings.upstream, self._plugin_secret, upstream_key, settings.model)
         # One connection each for the event loop and for the loop of the versions, which works in threads.
         store = self._store
         assert store is not None
@@ -167,7 +169,7 @@ class App:
         self.fastapi.state.context = Context(
             settings,
             store,
-            digest(admin_key.encode()),
+            digest(self._admin_key.encode()),
             self._keys,
             upstreams,
             policy,

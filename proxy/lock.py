@@ -29,7 +29,15 @@ def take(folder: Path) -> IO[str]:
             f"the data folder {folder} cannot be used ({error.strerror}): "
             "give the proxy one that it may write to with SLIPSTREAM_DATA"
         ) from error
-    if not _is_taken(file):
+    try:
+        free = _is_taken(file)
+    except OSError as error:
+        file.close()
+        raise BadFolder(
+            f"the data folder {folder} lies on a file system that cannot lock files ({error.strerror}): "
+            "give the proxy one on a local disk with SLIPSTREAM_DATA"
+        ) from error
+    if not free:
         file.close()
         raise DataInUse(
             f"another proxy works on the data folder {folder}: stop that one, "

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from proxy.errors import BadFolder
 from proxy.settings import ProxySettings
 from storage.folders import make_private
 
@@ -17,7 +18,7 @@ PLUGIN_SECRET_VARIABLE = "SLIPSTREAM_PLUGIN_SECRET"  # noqa: S105 - a variable's
 
 
 def keep(folder: Path, name: str, prefix: str = "") -> tuple[str, bool]:
-    """The secret in file ``name``, made where there is none; and whether it was made now."""
+    """The secret in file ``name``, made where there is none; and whether it was made now. Raises `BadFolder`."""
     make_private(folder)
     path = folder / name
     kept = _read(path)
@@ -41,7 +42,13 @@ def keep(folder: Path, name: str, prefix: str = "") -> tuple[str, bool]:
 
 
 def _read(path: Path) -> str:
-    return path.read_text().strip() if path.exists() else ""
+    try:
+        return path.read_text("ascii").strip() if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadFolder(
+            f"the secret in {path} cannot be read ({error}): put a copy in its place, or move it away, and a new one "
+            "is made"
+        ) from error
 
 
 def admin_key(settings: ProxySettings, say: Callable[[str], None], *, shown: bool) -> str:

@@ -75,7 +75,11 @@ class Services:
         self.check()
         settings = self.proxy_settings
         # Made here, to be said on the terminal: the proxy's own output is a log file, which no key belongs into.
-        self.admin_key = secrets.admin_key(settings, self._say, shown=True)
+        try:
+            self.admin_key = secrets.admin_key(settings, self._say, shown=True)
+            secrets.plugin_secret(settings.data)
+        except CannotServe as error:
+            raise CannotStart(str(error)) from error
         if not settings.upstream:
             self._start_vllm()
         for name in ("proxy", "trainer"):

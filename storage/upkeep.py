@@ -33,8 +33,7 @@ class Upkeep:
         self.problem: str | None = None
         """Why the WAL or the database is larger than it should be, in words."""
 
-    def step(self) -> bool:
-        """Returns whether there is more to do at once."""
+    def step(self) -> None:
         now = time.monotonic()
         try:
             if now >= self._checkpoint_at:
@@ -43,14 +42,12 @@ class Upkeep:
             if now >= self._truncate_at:
                 self._truncate_at = now + _TRUNCATE_SECONDS
                 self._cut_back()
-            if now < self._retain_at or self._retention.step(time.time()):
-                return now >= self._retain_at
-            self._retain_at = now + _RETENTION_SECONDS
+            if now >= self._retain_at and not self._retention.step(time.time()):
+                self._retain_at = now + _RETENTION_SECONDS
         except OperationalError as error:
             # Nothing is lost by it: it is done later.
             _log.warning("the database could not be looked after: %s", error)
             self._retain_at = now + _RETENTION_SECONDS
-        return False
 
     def _cut_back(self) -> None:
         """A WAL that grew while somebody read begins again from its start, as soon as nobody reads in it."""

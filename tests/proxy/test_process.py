@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import fcntl
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +12,12 @@ from pathlib import Path
 import pytest
 
 from proxy import lock
+from proxy.app import App
+from proxy.asgi import Message
 from proxy.errors import BadFolder
+from proxy.secrets import ADMIN_KEY as ADMIN_KEY_FILE
+from proxy.secrets import PLUGIN_SECRET, PLUGIN_SECRET_VARIABLE
+from proxy.settings import ProxySettings
 from storage.states import CallOutcome, SessionState
 from tests.fake_vllm import FakeVllm
 from tests.proxy import raw
@@ -120,6 +128,43 @@ def test_kill_9_loses_nothing_that_a_client_read_to_its_end(vllm: FakeVllm, proc
     until(lambda: recorded.closed("broken"))
     recorded.db.close()
     proxy.stop()
+
+
+@pytest.mark.parametrize("name", [ADMIN_KEY_FILE, PLUGIN_SECRET])
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["folder", "no text"])
+def test_a_secret_that_cannot_be_read_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None
+) -> None:
+    path = tmp_path / name
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    for variable in ("SLIPSTREAM_ADMIN_KEY", PLUGIN_SECRET_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    app = App(ProxySettings(data=tmp_path, upstream=("http://127.0.0.1:1",)))
+    said: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    asyncio.run(app({"type": "lifespan", "state": {}}, receive, send))
+    (failed,) = said
+    assert failed["type"] == "lifespan.startup.failed"
+    assert failed["message"].startswith(f"the secret in {path} cannot be read (")
+    assert "move it away, and a new one is made" in failed["message"]
+
+
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(BadFolder, match=f"{tmp_path} lies on a file system that cannot lock files .*SLIPSTREAM_DATA"):
+        lock.take(tmp_path)
 
 
 @pytest.mark.parametrize("folder", ["/dev/null", "/proc/nothing/data"])
