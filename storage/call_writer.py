@@ -127,6 +127,7 @@ class CallWriter:
             output=output.decode(),
             tools=new_tools.decode() or None,
             response_id=storable(reading.response_id) if reading.response_id else None,
+            token_limit=reading.token_limit,
             depth=depth,
             request=request,
             response=deltas.encode(call.response, None, output),

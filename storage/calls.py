@@ -40,6 +40,8 @@ class Reading:
     """The `response_id` of the call whose conversation comes before ``messages``, which then hold only what is new."""
     grows: bool = False
     """The one message is a text that later calls lengthen, the answers in it."""
+    token_limit: int | None = None
+    """How many tokens an answer may have, as the request says it; None: it says nothing."""
 
 
 def supersede(db: Database, call: CallId) -> None:
@@ -88,10 +90,14 @@ def body(db: Database, seq: int, column: str = "request") -> bytes:
     return data or b""
 
 
+_READ = """seq, id, parent, continues, depth, agent, version, outcome, not_trainable, started_at, sampling, token_limit,
+    prompt_ids"""
+
+
 def of_session(db: Database, session: SessionKey) -> list[Call]:
     """The session's calls, in the order in which they ended."""
     # The calls first: each was written together with its choices, so that none is met without them.
-    found = db.all("SELECT * FROM calls WHERE session = ? ORDER BY seq", (session,))
+    found = db.all(f"SELECT {_READ} FROM calls WHERE session = ? ORDER BY seq", (session,))
     choices: dict[int, list[Choice]] = {}
     sampled: dict[int, dict[int, bytes]] = defaultdict(dict)
     for row in db.all(
@@ -115,11 +121,15 @@ def _call(row: Row, prompt_ids: bytes, choices: tuple[Choice, ...]) -> Call:
     return Call(
         seq=row["seq"],
         id=CallId(row["id"]),
+        agent=row["agent"],
         version=VersionNumber(row["version"]),
         outcome=CallOutcome(row["outcome"]),
         not_trainable=row["not_trainable"],
         started_at=row["started_at"],
         sampling=orjson.loads(row["sampling"]) or {},
+        token_limit=row["token_limit"],
+        parent=row["parent"],
+        continues=row["continues"],
         prompt_ids=tokens.ids_in(prompt_ids),
         choices=choices,
     )

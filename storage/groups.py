@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from storage import counts
+from storage import counts, sessions
 from storage.database import Database, Row
 from storage.errors import NotFound
 from storage.states import GROUP_MOVES, GroupState, RunState, SessionState, check_move
 from storage.types import Group, GroupId, Member, Owner, RunId, Session, SessionKey
 
 
-def claim(db: Database, group: GroupId, sessions: Sequence[Session], at: float) -> bool:
+def claim(db: Database, group: GroupId, members: Sequence[Session], at: float) -> bool:
     """Form a group of sessions of one owner, scenario and split.
 
     Returns False, and forms nothing, when one of them is no longer closed or already belongs to a group.
     """
-    first = sessions[0]
-    assert all((s.owner, s.scenario, s.split) == (first.owner, first.scenario, first.split) for s in sessions)
+    first = members[0]
+    assert all((s.owner, s.scenario, s.split) == (first.owner, first.scenario, first.split) for s in members)
     with db.transaction():
-        for session in sessions:
+        for session in members:
             free = db.first(
                 "SELECT 1 FROM sessions WHERE key = ? AND state = ?"
                 " AND key NOT IN (SELECT session FROM group_members) AND key NOT IN (SELECT session FROM outcomes)",
@@ -37,7 +37,7 @@ def claim(db: Database, group: GroupId, sessions: Sequence[Session], at: float) 
             state=GroupState.READY,
             created_at=at,
         )
-        for session in sessions:
+        for session in members:
             db.insert("group_members", session=session.key, group=group)
     return True
 
@@ -80,6 +80,11 @@ def move(db: Database, group: Group, state: GroupState, reason: str | None = Non
         "UPDATE groups SET state = ?, reason = ?, run = coalesce(?, run) WHERE id = ?",
         (state, reason, run, group.id),
     )
+
+
+def free_members(db: Database, group: Group) -> list[Member]:
+    """The members of which nothing has become yet."""
+    return [member for member in group.members if not sessions.has_outcome(db, member.session)]
 
 
 def set_consumed(db: Database, run: RunId, consumed: Sequence[GroupId]) -> None:

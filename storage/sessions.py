@@ -191,6 +191,10 @@ def set_outcome(
     db.insert("outcomes", session=key, outcome=outcome, reason=reason, run=run, at=at)
 
 
+def has_outcome(db: Database, key: SessionKey) -> bool:
+    return db.first("SELECT 1 FROM outcomes WHERE session = ?", (key,)) is not None
+
+
 def steps_behind(db: Database, key: SessionKey) -> int:
     """How many updates lie between the oldest version that sampled in the session and the newest one.
 

@@ -7,9 +7,9 @@ from array import array
 _IDS, _LOGPROBS = "i", "f"
 
 
-def ids_in(data: bytes) -> tuple[int, ...]:
-    return tuple(array(_IDS, data))
+def ids_in(data: bytes) -> array[int]:
+    return array(_IDS, data)
 
 
-def logprobs_in(data: bytes) -> tuple[float, ...]:
-    return tuple(array(_LOGPROBS, data))
+def logprobs_in(data: bytes) -> array[float]:
+    return array(_LOGPROBS, data)

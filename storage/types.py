@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NewType
@@ -112,12 +113,13 @@ class CallEnd:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One sampled answer: exact ids, one logprob each."""
+    """One sampled answer: exact ids (int32), one logprob each (float32)."""
 
     index: int
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    ids: array[int]
+    logprobs: array[float]
     finish: str | None
+    """vLLM's reason for its end: ``stop``, ``length``, ``tool_calls``, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +128,20 @@ class Call:
 
     seq: int
     id: CallId
+    agent: str | None
     version: VersionNumber
     outcome: CallOutcome
     not_trainable: str | None
     started_at: float
     sampling: dict[str, Any]
     """The effective sampling parameters, as vLLM used them."""
-    prompt_ids: tuple[int, ...]
+    token_limit: int | None
+    """How many tokens an answer may have, as the client says it; None: the client says nothing."""
+    parent: int | None
+    """`seq` of the call whose conversation this one goes on with."""
+    continues: int | None
+    """`index` of the parent's choice that it goes on from; None: from none of them, or as it was not given."""
+    prompt_ids: array[int]
     choices: tuple[Choice, ...]
 
 

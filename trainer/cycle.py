@@ -106,15 +106,15 @@ class Cycle:
 
     def _nothing_to_train(self, session: Session) -> str | None:
         try:
-            trajectory = sequences.trajectory(calls.of_session(self._db, session.key))
+            of_session = calls.of_session(self._db, session.key)
+            trajectory = sequences.trajectory(of_session, self._settings.train.agents)
         except BatchInvalid as error:
             return f"its tokens cannot be trained: {error}"
         if trajectory.sequences:
             return None
-        if session.split == "eval" and trajectory.last_call is not None:
+        if session.split == "eval" and sequences.last_call(of_session) is not None:
             return None
-        reasons = "; ".join(dict.fromkeys(trajectory.left_out.values())) or "it has no calls"
-        return f"nothing to train on: {reasons}"
+        return trajectory.nothing
 
     def score(self) -> str | None:
         """Score the groups that are ready. Returns what keeps the judge from it, in words."""

@@ -51,7 +51,7 @@ def skip(db: Database, group: Group, reason: str, run: RunId | None = None) -> N
     now = time.time()
     with db.transaction():
         groups.move(db, group, GroupState.SKIPPED, reason)
-        for member in group.members:
+        for member in groups.free_members(db, group):
             sessions.set_outcome(db, member.session, Outcome.SKIPPED, reason, run, now)
 
 
@@ -84,7 +84,7 @@ def _given(db: Database, session: SessionKey) -> float | None:
 
 
 def _attempt(db: Database, session: SessionKey) -> ruler.Attempt:
-    last = sequences.trajectory(calls.of_session(db, session)).last_call
+    last = sequences.last_call(calls.of_session(db, session))
     assert last is not None, "a session without an answer does not enter a group"
     messages, tools = calls.transcript(db, last)
     return ruler.Attempt(tuple(messages), tuple(tools))

@@ -1,20 +1,31 @@
 """From calls to sequences: what the model saw and said, as one list of tokens wherever the next call continues it.
 
-A call extends the sequence whose tokens its prompt begins with; else it begins a branch of its own. So every sampled
-token is trained once, in the very context in which it was sampled, and nothing is ever tokenised again.
+An answer stands behind the one whose tokens its prompt begins with, and each answer ends one sequence or is followed by
+one other: so every sampled token is trained once, in the very context in which it was sampled, and nothing is ever
+tokenised again. It is the tokens alone that decide; in which order the calls came does not matter.
 """
 
 from __future__ import annotations
 
+import hashlib
+from array import array
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from storage.states import CallOutcome
 from storage.types import Call, CallId, Choice
 from trainer.batches import Sequence
 
 GREEDY = "greedy: sampled at temperature 0, where nothing is explored"
-UNCLEAR = "several answers, none of which a later call continues: which of them had an effect cannot be said"
+UNUSED = "several answers, none of which a later call continues: they had no effect"
+CUT_OFF = "the context or a limit of the server ended the answer, not the client's own limit"
+NO_LOGPROBS = "not every sampled token has a logprob that is a finite number of at most 0"
+NO_IDS = "a token id is negative"
 _RESHAPED = {
     "structured": "a grammar",
     "logit_bias": "a logit bias",
@@ -28,119 +39,199 @@ _NEUTRAL = {
     "repetition_penalty": 1.0,
     "min_tokens": 0,  # until then the end token is masked
 }
+_ROUNDING = 1e-3
+"""By which a logprob may lie above 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """All sequences of a session, and the calls of it that are not trained, each with its reason."""
+    """All sequences of a session, and what of it is not trained."""
 
     sequences: tuple[Sequence, ...]
+    """As few as can be."""
     left_out: dict[CallId, str]
-    last_call: int | None
-    """`seq` of the last call that was delivered: where the session's transcript ends."""
+    """The calls of which no token is trained, each with its reason."""
+    unused_tokens: int
+    """Sampled in answers that nobody went on from, beside others of the same call that somebody did."""
+
+    @property
+    def nothing(self) -> str:
+        """Why there are no sequences, in words."""
+        return f"nothing to train on: {'; '.join(dict.fromkeys(self.left_out.values())) or 'it has no calls'}"
 
 
-_COLUMNS = ("ids", "trained", "logprobs", "temperature", "top_p", "top_k")
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """A choice that had an effect, behind the prompt of its call."""
+
+    call: Call
+    choice: Choice
+    digest: bytes
+    """Of prompt and choice."""
+
+    @property
+    def begin(self) -> int:
+        return len(self.call.prompt_ids)
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.choice.ids)
 
 
-@dataclass(slots=True, eq=False)
-class _Path:
-    """A sequence that grows."""
-
-    ids: list[int] = field(default_factory=list)
-    trained: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    temperature: list[float] = field(default_factory=list)
-    top_p: list[float] = field(default_factory=list)
-    top_k: list[int] = field(default_factory=list)
-    extended: bool = False
-    """A longer sequence begins with this one, and trains its tokens."""
-
-    def extend(self) -> _Path:
-        """A sequence that begins with this one. Only the first of several trains what they share."""
-        path = _Path()
-        for name in _COLUMNS:
-            setattr(path, name, list(getattr(self, name)))
-        if self.extended:
-            path.forget_training()
-        self.extended = True
-        return path
-
-    def forget_training(self) -> None:
-        seen, self.ids = self.ids, []
-        self.trained, self.logprobs, self.temperature, self.top_p, self.top_k = [], [], [], [], []
-        self.see(seen)
-
-    def see(self, ids: Many[int]) -> None:
-        """Tokens that the model was given."""
-        n = len(ids)
-        self.ids += ids
-        self.trained += [False] * n
-        self.logprobs += [0.0] * n
-        self.temperature += [1.0] * n
-        self.top_p += [1.0] * n
-        self.top_k += [0] * n
-
-    def say(self, choice: Choice, call: Call) -> None:
-        """Tokens that the model sampled."""
-        n = len(choice.ids)
-        self.ids += choice.ids
-        self.trained += [True] * n
-        self.logprobs += choice.logprobs
-        self.temperature += [call.sampling["temperature"]] * n
-        self.top_p += [call.sampling["top_p"]] * n
-        self.top_k += [max(0, call.sampling["top_k"])] * n
+def trajectory(calls: Many[Call], agents: Collection[str] = ()) -> Trajectory:
+    """The sequences of a session's calls, in whatever order they are given; ``agents``: as for `why_not`."""
+    ordered = sorted(calls, key=_when)
+    left_out = {call.id: reason for call in ordered if (reason := why_not(call, agents))}
+    delivered = _delivered(ordered)
+    answers = {c.seq: [_Answer(c, a, _digest(c.prompt_ids, a.ids)) for a in c.choices if a.ids] for c in delivered}
+    ends = sorted({answer.end for said in answers.values() for answer in said})
+    beginnings = {call.seq: _beginnings(call.prompt_ids, ends) for call in ordered}
+    effects = _Effects(ordered, beginnings.values(), last_call(calls))
+    trained: list[_Answer] = []
+    unused = 0
+    for call in (c for c in delivered if c.id not in left_out):
+        effective = effects.of(call, answers[call.seq])
+        whole = [answer for answer in effective if not is_cut_off(call, answer.choice)]
+        if not whole:
+            left_out[call.id] = CUT_OFF if effective else UNUSED
+        else:
+            unused += sum(len(answer.choice.ids) for answer in answers[call.seq] if answer not in effective)
+        trained += whole
+    sequences = tuple(_sequence(chain) for chain in _chains(trained, beginnings))
+    return Trajectory(sequences, left_out, unused)
 
 
-def trajectory(calls: Many[Call]) -> Trajectory:
-    """The sequences of a session's calls, whatever the order in which they are given."""
-    ordered = sorted(calls, key=lambda c: (c.started_at, c.seq))
-    left_out = {call.id: reason for call in ordered if (reason := why_not(call))}
-    usable = [call for call in ordered if call.id not in left_out]
-    paths: list[_Path] = []
-    for position, call in enumerate(usable):
-        before = _continued(paths, call.prompt_ids)
-        effective = _effective(call, usable[position + 1 :])
-        if not effective:
-            left_out[call.id] = UNCLEAR
-        for choice in effective:
-            path = before.extend() if before is not None else _Path()
-            path.see(call.prompt_ids[len(path.ids) :])
-            path.say(choice, call)
-            paths.append(path)
-    sequences = tuple(Sequence(*(getattr(p, name) for name in _COLUMNS)) for p in paths if not p.extended)
-    delivered = [call for call in ordered if call.choices and call.outcome is CallOutcome.COMPLETE]
-    return Trajectory(sequences, left_out, delivered[-1].seq if delivered else None)
+def last_call(calls: Iterable[Call]) -> int | None:
+    """`seq` of the last call that was delivered: where the session's transcript ends; None where none was."""
+    delivered = _delivered(calls)
+    return max(delivered, key=_when).seq if delivered else None
 
 
-def why_not(call: Call) -> str | None:
-    """Why no token of the call can be trained, in words; None when they can."""
+def _delivered(calls: Iterable[Call]) -> list[Call]:
+    return [call for call in calls if call.choices and call.outcome is CallOutcome.COMPLETE]
+
+
+def _when(call: Call) -> tuple[float, int]:
+    return call.started_at, call.seq
+
+
+def why_not(call: Call, agents: Collection[str] = ()) -> str | None:
+    """Why no token of the call can be trained, in words; None when they can.
+
+    ``agents``: names of the agents (`X-Agent`) that are trained; empty: all.
+    """
     if call.not_trainable:
         return call.not_trainable
     if not call.prompt_ids or not any(choice.ids for choice in call.choices):
         return "nothing was sampled"
+    if agents and call.agent not in agents:
+        who = f"agent {call.agent!r}" if call.agent is not None else "a call that names no agent"
+        return f"{who} is not among those that are trained (train.agents)"
     sampling = call.sampling
     if not sampling["temperature"]:
         return GREEDY
     reshaped = [text for name, text in _RESHAPED.items() if sampling.get(name)]
     reshaped += [name for name, neutral in _NEUTRAL.items() if sampling.get(name, neutral) not in (None, neutral)]
-    return f"sampled under {', '.join(reshaped)}" if reshaped else None
+    if reshaped:
+        return f"sampled under {', '.join(reshaped)}"
+    if not all(len(choice.ids) == len(choice.logprobs) and _are_logprobs(choice.logprobs) for choice in call.choices):
+        return NO_LOGPROBS
+    if any(_ids(ids).min(initial=0) < 0 for ids in (call.prompt_ids, *(choice.ids for choice in call.choices))):
+        return NO_IDS
+    return None
 
 
-def _effective(call: Call, later: Many[Call]) -> list[Choice]:
-    """The choices that had an effect: the only one, or of several those that a later call continues."""
-    choices = [choice for choice in call.choices if choice.ids]
-    if len(choices) == 1:
-        return choices
-    # Of those that none continues, nobody can say which one the session followed; and the judge sees but the first.
-    return [c for c in choices if any(_begins(call.prompt_ids + c.ids, after.prompt_ids) for after in later)]
+def is_cut_off(call: Call, choice: Choice) -> bool:
+    """Whether the context, or a limit that the client did not set, ended an answer before its end."""
+    return choice.finish == "length" and (call.token_limit is None or len(choice.ids) < call.token_limit)
 
 
-def _continued(paths: list[_Path], prompt: tuple[int, ...]) -> _Path | None:
-    """The longest sequence that ``prompt`` begins with; of equals the newest."""
-    fitting = [path for path in paths if _begins(path.ids, prompt)]
-    return max(reversed(fitting), key=lambda path: len(path.ids), default=None)
+class _Effects:
+    """Which of a call's answers had an effect."""
+
+    def __init__(self, calls: Many[Call], beginnings: Iterable[dict[int, bytes]], last: int | None) -> None:
+        self._last = last
+        self._begun = {place for found in beginnings for place in found.items()}
+        """Of all prompts: lengths and digests of what they begin with."""
+        self._named: defaultdict[int, set[int]] = defaultdict(set)
+        """By call, the choices that another call's messages go on from, though its prompt may say it otherwise."""
+        for call in calls:
+            if call.parent is not None and call.continues is not None:
+                self._named[call.parent].add(call.continues)
+
+    def of(self, call: Call, answers: Many[_Answer]) -> list[_Answer]:
+        """The only one; of several those that a call continues; at the end of the session, where none does, all."""
+        if len(answers) == 1:
+            return list(answers)
+        continued = [
+            answer
+            for answer in answers
+            if (answer.end, answer.digest) in self._begun or answer.choice.index in self._named[call.seq]
+        ]
+        return continued or (list(answers) if call.seq == self._last else [])
 
 
-def _begins(head: Many[int], ids: Many[int]) -> bool:
-    return len(head) <= len(ids) and list(ids[: len(head)]) == list(head)
+def _chains(answers: Many[_Answer], beginnings: dict[int, dict[int, bytes]]) -> list[list[_Answer]]:
+    """The fewest chains in which each prompt begins with the answer before, and all that came before that.
+
+    An answer goes behind the longest one that nothing stands behind yet. That is the fewest: whatever begins with the
+    longest begins with the shorter ones, too, so that these are left for others.
+    """
+    chains: list[list[_Answer]] = []
+    open_ends: defaultdict[tuple[int, bytes], list[list[_Answer]]] = defaultdict(list)
+    # What begins with an answer is longer than its prompt.
+    for answer in sorted(answers, key=lambda a: (a.begin, *_when(a.call), a.choice.index)):
+        places = reversed(beginnings[answer.call.seq].items())
+        chain = next((open_ends[place].pop() for place in places if open_ends.get(place)), None)
+        if chain is None:
+            chain = []
+            chains.append(chain)
+        chain.append(answer)
+        open_ends[answer.end, answer.digest].append(chain)
+    return chains
+
+
+def _sequence(chain: Many[_Answer]) -> Sequence:
+    last = chain[-1]
+    ids = np.concatenate([_ids(last.call.prompt_ids), _ids(last.choice.ids)])
+    length = len(ids)
+    trained = np.zeros(length, dtype=np.bool_)
+    logprobs = np.zeros(length, dtype=np.float32)
+    temperature, top_p = np.ones(length, dtype=np.float32), np.ones(length, dtype=np.float32)
+    top_k = np.zeros(length, dtype=np.int32)
+    for answer in chain:
+        said, sampling = slice(answer.begin, answer.end), answer.call.sampling
+        trained[said] = True
+        logprobs[said] = np.frombuffer(answer.choice.logprobs, dtype=np.float32)
+        temperature[said], top_p[said] = sampling["temperature"], sampling["top_p"]
+        top_k[said] = max(0, sampling["top_k"])
+    return Sequence(ids, trained, logprobs, temperature, top_p, top_k)
+
+
+def _beginnings(ids: array[int], lengths: Many[int]) -> dict[int, bytes]:
+    """The digests of the beginnings of ``ids`` that have one of the ``lengths`` (which rise), by length."""
+    found: dict[int, bytes] = {}
+    data, hasher, at = memoryview(ids), hashlib.blake2b(digest_size=16), 0
+    for length in lengths:
+        if length > len(ids):
+            break
+        hasher.update(data[at:length])
+        found[length] = hasher.digest()
+        at = length
+    return found
+
+
+def _digest(*ids: array[int]) -> bytes:
+    hasher = hashlib.blake2b(digest_size=16)
+    for part in ids:
+        hasher.update(part)
+    return hasher.digest()
+
+
+def _ids(ids: array[int]) -> npt.NDArray[np.int32]:
+    return np.frombuffer(ids, dtype=np.int32)
+
+
+def _are_logprobs(values: array[float]) -> bool:
+    numbers = np.frombuffer(values, dtype=np.float32)
+    return bool((np.isfinite(numbers) & (numbers <= _ROUNDING)).all())

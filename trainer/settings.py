@@ -29,6 +29,11 @@ class LoopSettings(Table):
     """Scored groups that start a run by themselves."""
 
 
+class TrainSettings(UpdateSettings):
+    agents: frozenset[str] = frozenset()
+    """Names of agents (`X-Agent`): only their calls are trained; empty: all. The others stay what they read."""
+
+
 class TrainerSettings(Settings):
     upstream: Annotated[tuple[str, ...], NoDecode] = ()
     """vLLM's base URLs; the first one tells where the base model's weights lie."""
@@ -39,7 +44,7 @@ class TrainerSettings(Settings):
     judge_api_key: SecretStr | None = None
     group: GroupSettings = GroupSettings()
     trainer: LoopSettings = LoopSettings()
-    train: UpdateSettings = UpdateSettings()
+    train: TrainSettings = TrainSettings()
 
     @field_validator("judge_base_url")
     @classmethod

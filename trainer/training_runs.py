@@ -10,25 +10,21 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from pydantic import ValidationError
 from safetensors import SafetensorError
 
-from storage import calls, groups, runs, sessions
+from storage import groups, runs, sessions
 from storage.database import Database
 from storage.states import GroupState, Outcome, RunState
 from storage.text import counted
 from storage.types import BASE, Group, Run, RunRequest, VersionNumber, version_name
-from trainer import scoring, sequences, weights
-from trainer.advantages import advantages
-from trainer.batches import Batch, Sequence
+from trainer import scoring, weights
 from trainer.errors import BatchInvalid, NoWeights, UpdateFailed, WorkerClosed
 from trainer.jobs import Job, Parent, UpdateSettings
+from trainer.material import Gathering, Material
 from trainer.publication import Manifest, published
 from trainer.settings import TrainerSettings
 
@@ -37,14 +33,6 @@ _log = logging.getLogger("slipstream.trainer")
 _STOPPED = "the trainer stopped during this run; its groups wait for the next one"
 _ENOUGH_FAILURES = 3
 """Failed runs after which a group is taken for their cause."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Material:
-    """What a run learns from."""
-
-    groups: tuple[Group, ...]
-    batch: Batch
 
 
 class Worker(Protocol):
@@ -78,21 +66,19 @@ class TrainingRuns:
         with self._db.transaction():
             run = runs.create(self._db, request)
         try:
-            settings = UpdateSettings(**{**self._settings.train.model_dump(), **request.settings})
+            settings = UpdateSettings(**{**self._settings.train.model_dump(exclude={"agents"}), **request.settings})
             scored = groups.in_state(self._db, GroupState.SCORED, request.scenario)
-            material = self._material([group for group in scored if self._is_fresh(group, run)])
+            base_model = weights.root(self._settings) if scored else ""
+            gathering = Gathering(self._db, run.id, self._settings.train.agents, weights.vocabulary(base_model))
+            material = gathering.gather(group for group in scored if self._is_fresh(group, run))
         except ValidationError as error:
             problem = error.errors()[0]
             return self._end(run, RunState.FAILED, f"setting {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
-        except BatchInvalid as error:
+        except (BatchInvalid, NoWeights) as error:
             return self._end(run, RunState.FAILED, str(error))
         if material is None:
             which = f" of scenario {request.scenario}" if request.scenario else ""
             return self._end(run, RunState.SKIPPED, f"no scored group{which} waits to be trained; {self._missing()}")
-        try:
-            base_model = weights.root(self._settings)
-        except NoWeights as error:
-            return self._end(run, RunState.FAILED, str(error))
         run = self._start(run, material, settings)
         self._train(run, material, settings, base_model)
         self._clean(run)
@@ -114,28 +100,14 @@ class TrainingRuns:
             return False
         return True
 
-    def _material(self, found: Many[Group]) -> _Material | None:
-        rows: list[Sequence] = []
-        values: list[float] = []
-        for group in found:
-            of_members = advantages([member.reward for member in group.members if member.reward is not None])
-            assert of_members is not None, "a scored group has variance"
-            for member, value in zip(group.members, of_members, strict=True):
-                paths = sequences.trajectory(calls.of_session(self._db, member.session)).sequences
-                rows += paths
-                values += [value] * len(paths)
-        if not rows:
-            return None
-        return _Material(tuple(found), Batch(tuple(rows), np.array(values, dtype=np.float32)))
-
-    def _start(self, run: Run, material: _Material, settings: UpdateSettings) -> Run:
+    def _start(self, run: Run, material: Material, settings: UpdateSettings) -> Run:
         with self._db.transaction():
             parent = runs.newest_version(self._db)
             runs.reserve_version(self._db, run.id, parent, settings.model_dump(), time.time())
             groups.set_consumed(self._db, run.id, [group.id for group in material.groups])
         return runs.get(self._db, run.id)
 
-    def _train(self, run: Run, material: _Material, settings: UpdateSettings, base_model: str) -> None:
+    def _train(self, run: Run, material: Material, settings: UpdateSettings, base_model: str) -> None:
         assert run.parent is not None
         assert run.version is not None
         job = Job(
@@ -172,7 +144,7 @@ class TrainingRuns:
             runs.end(self._db, run.id, RunState.SUCCEEDED, None, metrics, now)
             for group in taken:
                 groups.move(self._db, group, GroupState.TRAINED, run=run.id)
-                for member in group.members:
+                for member in groups.free_members(self._db, group):
                     sessions.set_outcome(self._db, member.session, Outcome.TRAINED, None, run.id, now)
 
     def _consumed(self, run: Run) -> list[Group]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import httpx
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from trainer.errors import NoWeights
 from trainer.settings import TrainerSettings
 
+_CONFIG = "config.json"
 _TIMEOUT = httpx.Timeout(10.0)
 
 
@@ -30,3 +36,17 @@ def root(settings: TrainerSettings) -> str:
                 return str(model.get("root") or model["id"])
         problem = f"vLLM at {url} does not serve {settings.model}: set SLIPSTREAM_MODEL to a model that it serves"
     raise NoWeights(problem)
+
+
+def vocabulary(base_model: str) -> int | None:
+    """How many tokens the base model knows: their ids are below. None where its files are not here yet."""
+    path = Path(base_model) / _CONFIG
+    try:
+        found = path if path.is_file() else try_to_load_from_cache(base_model, _CONFIG)
+    except HFValidationError:  # no hub's name
+        return None
+    if not isinstance(found, str | Path):
+        return None
+    config = json.loads(Path(found).read_text())
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return size if isinstance(size, int) else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from proxy.dialects.documents import Document, events, field, objects, parse
+from proxy.dialects.documents import Document, count, events, field, objects, parse
 from proxy.dialects.normal import Pieces, joined, said
 from proxy.dialects.types import Continued, Issued
 from storage.calls import Message, Reading
@@ -26,7 +26,8 @@ class ChatCompletions:
 
     def asked(self, document: Any) -> Reading:
         messages = tuple(_normal(message) for message in objects(document, "messages"))
-        return Reading(messages, (), tuple(field(document, "tools", list) or ()))
+        tools = tuple(field(document, "tools", list) or ())
+        return Reading(messages, (), tools, token_limit=count(document, "max_completion_tokens", "max_tokens"))
 
     def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
         return replace(self.asked(parse(request)), output=_answers(response, streamed))

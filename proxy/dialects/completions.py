@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from proxy.dialects.documents import events, field, objects, parse
+from proxy.dialects.documents import count, events, field, objects, parse
 from proxy.dialects.types import Continued, Issued
 from storage.calls import Message, Reading
 from storage.text import dumps
+
+_DEFAULT_TOKENS = 16
+"""What the API says of an answer whose request says nothing."""
 
 
 class Completions:
@@ -20,7 +23,11 @@ class Completions:
     def asked(self, document: Any) -> Reading:
         """Each prompt as a message of the user. An agent that goes on sends one text again, lengthened."""
         prompts = [_text(prompt) for prompt in _prompts(document)]
-        return Reading(tuple({"role": "user", "content": text} for text in prompts), (), grows=len(prompts) == 1)
+        limit = count(document, "max_tokens")
+        if limit is None and not (isinstance(document, dict) and "max_tokens" in document):
+            limit = _DEFAULT_TOKENS
+        messages = tuple({"role": "user", "content": text} for text in prompts)
+        return Reading(messages, (), grows=len(prompts) == 1, token_limit=limit)
 
     def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
         """Each choice is an answer."""

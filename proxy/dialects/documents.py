@@ -12,6 +12,9 @@ Document = dict[str, Any]
 
 _T = TypeVar("_T")
 
+_LONGEST_NUMBER = 18
+"""Digits; SQLite can keep them."""
+
 
 def parse(data: bytes) -> Any:
     """The JSON document in ``data``, or None. What orjson refuses (NaN, lone surrogates) Python's json may read."""
@@ -78,6 +81,19 @@ def field(document: Any, name: str, kind: type[_T]) -> _T | None:
     """The field ``name`` of an object, where it is of that kind."""
     value = document.get(name) if isinstance(document, dict) else None
     return value if isinstance(value, kind) else None
+
+
+def count(document: Any, *names: str) -> int | None:
+    """The first of the fields ``names`` of an object that says a number of tokens, as vLLM reads it: 6, 6.0 or "6"."""
+    for name in names:
+        value = document.get(name) if isinstance(document, dict) else None
+        if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < _LONGEST_NUMBER:
+            value = int(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int) and 0 <= value < 10**_LONGEST_NUMBER:
+            return int(value)
+    return None
 
 
 def objects(document: Any, name: str) -> list[Document]:

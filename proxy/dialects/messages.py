@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from proxy.dialects.documents import Document, events, field, objects, parse
+from proxy.dialects.documents import Document, count, events, field, objects, parse
 from proxy.dialects.normal import Answer, Pieces, content, function_call, function_tool, joined, text
 from proxy.dialects.types import Continued, Issued
 from storage.calls import Message, Reading
@@ -26,7 +26,7 @@ class Messages:
 
     def asked(self, document: Any) -> Reading:
         tools = tuple(_tool(tool) for tool in field(document, "tools", list) or ())
-        return Reading(tuple(_conversation(document)), (), tools)
+        return Reading(tuple(_conversation(document)), (), tools, token_limit=count(document, "max_tokens"))
 
     def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
         blocks = _blocks(response, streamed)

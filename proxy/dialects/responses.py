@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from proxy.dialects.documents import Document, events, field, objects, parse
+from proxy.dialects.documents import Document, count, events, field, objects, parse
 from proxy.dialects.normal import Answer, Pieces, content, function_call, function_tool, joined, text
 from proxy.dialects.types import Continued, Issued
 from storage.calls import Message, Reading
@@ -48,7 +48,8 @@ class Responses:
         """The items of a turn as one message. A request that names an earlier response holds only what is new."""
         tools = tuple(_tool(tool) for tool in field(document, "tools", list) or ())
         continues = field(document, "previous_response_id", str)
-        return Reading(tuple(_conversation(document)), (), tools, continues=continues)
+        limit = count(document, "max_output_tokens")
+        return Reading(tuple(_conversation(document)), (), tools, continues=continues, token_limit=limit)
 
     def read(self, request: bytes, response: bytes, streamed: bool) -> Reading:
         response_id, items = _answered(response, streamed)

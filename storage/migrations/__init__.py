@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from storage.migrations import m001_first, m002_tags, m003_responses, m004_many_calls, m005_keys
+from storage.migrations import m001_first, m002_tags, m003_responses, m004_many_calls, m005_keys, m006_token_limit
 
 if TYPE_CHECKING:
     from sqlite_utils.db import Database
@@ -20,6 +20,7 @@ ALL: dict[str, Callable[[Database], None]] = {
     "003_responses": m003_responses.migrate,
     "004_many_calls": m004_many_calls.migrate,
     "005_keys": m005_keys.migrate,
+    "006_token_limit": m006_token_limit.migrate,
 }
 
 

@@ -242,7 +242,7 @@ def test_without_a_capture_there_are_no_tokens(recorded: Recorded) -> None:
     recorded.finish(start)
     recorded.take_in()
     (call,) = calls.of_session(recorded.db, recorded.session("s").key)
-    assert (call.prompt_ids, call.choices, call.sampling) == ((), (), {})
+    assert (list(call.prompt_ids), call.choices, call.sampling) == ([], (), {})
     assert call.not_trainable == "no tokens were captured"
 
 

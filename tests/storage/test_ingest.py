@@ -35,8 +35,10 @@ def test_a_call_in_pieces_is_one_row(recorded: Recorded) -> None:
     recorded.take_in()
     session = recorded.session("s")
     (call,) = calls.of_session(recorded.db, session.key)
-    assert (call.id, call.prompt_ids, call.not_trainable) == (start.id, (5, 6), None)
-    assert [(c.index, c.ids, c.logprobs, c.finish) for c in call.choices] == [(0, (7, 8), (-0.5, -0.5), "stop")]
+    assert (call.id, list(call.prompt_ids), call.not_trainable) == (start.id, [5, 6], None)
+    assert [(c.index, list(c.ids), list(c.logprobs), c.finish) for c in call.choices] == [
+        (0, [7, 8], [-0.5, -0.5], "stop")
+    ]
     assert call.sampling["temperature"] == 1.0
     assert (
         calls.body(recorded.db, call.seq, "request")

@@ -1,48 +1,18 @@
 """From calls to sequences: every effective token once, in the very context in which it was sampled."""
 
-import random
-from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
-from itertools import count
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from storage.states import CallOutcome
-from storage.types import Call, CallId, Choice, VersionNumber
-from trainer.batches import Sequence
-from trainer.sequences import GREEDY, UNCLEAR, Trajectory, trajectory, why_not
-
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "structured": False}
-
-
-def choice(ids: Many[int], logprob: float = -0.5, index: int = 0) -> Choice:
-    return Choice(index, tuple(ids), (logprob,) * len(ids), "stop")
-
-
-def call(seq: int, prompt: Many[int], *choices: Choice, **changes: Any) -> Call:
-    plain = Call(
-        seq=seq,
-        id=CallId(f"call {seq}"),
-        version=VersionNumber(0),
-        outcome=CallOutcome.COMPLETE,
-        not_trainable=None,
-        started_at=float(seq),
-        sampling=NEUTRAL,
-        prompt_ids=tuple(prompt),
-        choices=choices,
-    )
-    return replace(plain, **changes)
-
-
-def trained(sequence: Sequence) -> list[int]:
-    return [int(token) for token in sequence.ids[sequence.trained]]
-
-
-def ids(sequence: Sequence) -> list[int]:
-    return [int(token) for token in sequence.ids]
+from storage.types import Call, Choice
+from tests.trainer.made import NEUTRAL, call, choice, ids, trained
+from trainer.sequences import CUT_OFF, GREEDY, NO_IDS, NO_LOGPROBS, UNUSED, last_call, trajectory, why_not
 
 
 def test_a_chat_of_two_turns_is_one_sequence() -> None:
@@ -90,14 +60,25 @@ def test_of_several_answers_the_continued_one_is_trained() -> None:
     assert (ids(sequence), trained(sequence)) == ([10, 21, 30, 40], [21, 40])
 
 
-def test_of_several_answers_at_the_end_none_is_trained() -> None:
-    """The judge sees but the first of them."""
+def test_of_several_answers_the_one_that_the_messages_continue_is_trained() -> None:
+    """Its text is carried on, in tokens of another cut: what was sampled stays a branch."""
+    asked = call(1, [10], choice([20], index=0), choice([21, 22], index=1))
+    after = call(2, [10, 23, 30], choice([40]), parent=1, continues=1)
+    one, two = trajectory([asked, after]).sequences
+    assert (ids(one), trained(one)) == ([10, 21, 22], [21, 22])
+    assert (ids(two), trained(two)) == ([10, 23, 30, 40], [40])
+    assert trajectory([asked, after]).unused_tokens == 1
+
+
+def test_of_several_answers_at_the_end_all_are_trained() -> None:
     first = call(1, [10], choice([20]))
     last = call(2, [10, 20, 30], choice([40], index=0), choice([41], index=1))
     found = trajectory([first, last])
-    assert [(ids(one), trained(one)) for one in found.sequences] == [([10, 20], [20])]
-    assert found.left_out == {"call 2": UNCLEAR}
-    assert found.last_call == 2
+    assert [(ids(one), trained(one)) for one in found.sequences] == [
+        ([10, 20, 30, 40], [20, 40]),
+        ([10, 20, 30, 41], [41]),
+    ]
+    assert (found.left_out, found.unused_tokens) == ({}, 0)
     alone = trajectory([first, replace(last, choices=(choice([40], index=0), choice([], index=1)))])
     assert [trained(one) for one in alone.sequences] == [[20, 40]], "only one says anything"
 
@@ -106,7 +87,113 @@ def test_answers_that_nobody_continued_are_left_out_with_the_reason() -> None:
     asked = call(1, [10], choice([20], index=0), choice([21], index=1))
     found = trajectory([asked, call(2, [10, 99, 30], choice([40]))])
     assert [trained(sequence) for sequence in found.sequences] == [[40]]
-    assert found.left_out == {"call 1": UNCLEAR}
+    assert found.left_out == {"call 1": UNUSED}
+
+
+def test_answers_beside_the_continued_one_are_counted() -> None:
+    asked = call(1, [10], choice([20], index=0), choice([21, 22, 23], index=1))
+    assert trajectory([asked, call(2, [10, 20, 30], choice([40]))]).unused_tokens == 3
+
+
+def test_a_call_that_cannot_be_trained_shows_what_had_an_effect() -> None:
+    asked = call(1, [10], choice([20], index=0), choice([21], index=1))
+    after = call(2, [10, 21, 30], choice([40]), sampling=NEUTRAL | {"temperature": 0.0})
+    assert [trained(one) for one in trajectory([asked, after]).sequences] == [[21]]
+
+
+def test_equal_answers_and_what_continues_them_are_as_few_sequences_as_can_be() -> None:
+    """Two goes at one turn that were answered alike, and each went on: two sequences, not three."""
+    twice = [call(1, [10], choice([20], -0.25)), call(2, [10], choice([20], -0.5))]
+    after = [call(3, [10, 20, 30], choice([40])), call(4, [10, 20, 31], choice([41]))]
+    found = trajectory([*twice, *after]).sequences
+    assert sorted((ids(one), trained(one)) for one in found) == [
+        ([10, 20, 30, 40], [20, 40]),
+        ([10, 20, 31, 41], [20, 41]),
+    ]
+    assert sorted(float(one.logprobs[1]) for one in found) == [-0.5, -0.25]
+
+
+def test_an_answer_goes_behind_the_longest_so_that_the_shorter_is_left_for_others() -> None:
+    twice = [call(1, [10], choice([20])), call(2, [10], choice([20]))]
+    behind_one = [call(3, [10, 20, 30], choice([40])), call(4, [10, 20, 30, 40, 50], choice([60]))]
+    behind_other = call(5, [10, 20, 31, 32, 33, 34], choice([61]))
+    found = trajectory([*twice, *behind_one, behind_other]).sequences
+    assert sorted(trained(one) for one in found) == [[20, 40, 60], [20, 61]]
+
+
+@pytest.mark.parametrize(
+    ("finish", "limit", "is_trained"),
+    [("stop", None, True), ("length", 2, True), ("length", 3, False), ("length", None, False), ("tool_calls", 9, True)],
+)
+def test_only_the_clients_own_limit_ends_an_answer_as_it_should(
+    finish: str, limit: int | None, is_trained: bool
+) -> None:
+    """The session stays, with its early turns."""
+    first = call(1, [10], choice([20]))
+    cut = call(2, [10, 20, 30], choice([40, 41], finish=finish), token_limit=limit)
+    found = trajectory([first, cut])
+    assert [trained(one) for one in found.sequences] == ([[20, 40, 41]] if is_trained else [[20]])
+    assert found.left_out == ({} if is_trained else {"call 2": CUT_OFF})
+
+
+def test_of_several_answers_at_the_end_the_whole_ones_are_trained() -> None:
+    last = call(1, [10], choice([20, 21], index=0, finish="length"), choice([22], index=1))
+    assert [trained(one) for one in trajectory([last]).sequences] == [[22]]
+
+
+@pytest.mark.parametrize(
+    ("agents", "expected"),
+    [((), [20, 40, 60]), (("main",), [20, 60]), (("sub",), [40]), (("sub", "main"), [20, 40, 60]), (("other",), [])],
+)
+def test_only_named_agents_are_trained(agents: tuple[str, ...], expected: list[int]) -> None:
+    calls = [
+        call(1, [10], choice([20]), agent="main"),
+        call(2, [11], choice([40]), agent="sub"),
+        call(3, [10, 20, 40], choice([60]), agent="main"),
+    ]
+    found = trajectory(calls, agents)
+    assert sorted(token for one in found.sequences for token in trained(one)) == expected
+    assert len(found.left_out) == 3 - len(expected)
+    if agents == ("main",):
+        assert found.left_out == {"call 2": "agent 'sub' is not among those that are trained (train.agents)"}
+
+
+def test_a_call_without_a_name_belongs_to_no_named_agent() -> None:
+    found = trajectory([call(1, [10], choice([20]))], ["main"])
+    assert found.sequences == ()
+    assert found.nothing == (
+        "nothing to train on: a call that names no agent is not among those that are trained (train.agents)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (call(1, [10], choice([20, 21], math.nan)), NO_LOGPROBS),
+        (call(1, [10], choice([20, 21], -math.inf)), NO_LOGPROBS),
+        (call(1, [10], choice([20, 21], 0.5)), NO_LOGPROBS),
+        (call(1, [10], Choice(0, array("i", [20, 21]), array("f", [-1.0]), "stop")), NO_LOGPROBS),
+        (call(1, [10], choice([20, -1])), NO_IDS),
+        (call(1, [-5], choice([20])), NO_IDS),
+    ],
+)
+def test_a_call_with_impossible_numbers_is_left_out_and_the_rest_is_trained(odd: Call, reason: str) -> None:
+    good = call(2, [10, 20, 30], choice([40], 0.0005))
+    found = trajectory([odd, good])
+    assert found.left_out == {"call 1": reason}
+    assert [trained(one) for one in found.sequences] == [[40]]
+
+
+def test_one_token_and_a_hundred_thousand() -> None:
+    (one,) = trajectory([call(1, [10], choice([20]))]).sequences
+    assert trained(one) == [20]
+    prompt = array("i", range(100_000))
+    turns = [
+        call(turn, prompt[: 200 * turn + 100], choice(prompt[200 * turn + 100 : 200 * turn + 200]))
+        for turn in range(499)
+    ]
+    (long,) = trajectory(turns).sequences
+    assert (len(long), long.trained_tokens) == (99_800, 49_900)
 
 
 def test_equal_answers_to_equal_prompts_are_each_trained() -> None:
@@ -141,7 +228,7 @@ def test_what_the_engine_cannot_vouch_for_is_left_out(changes: dict[str, Any], r
     found = trajectory([odd, good])
     assert found.left_out == ({"call 1": reason} if reason else {})
     assert [trained(sequence) for sequence in found.sequences] == [[40] if reason else [20, 40]]
-    assert found.last_call == 2
+    assert last_call([odd, good]) == 2
 
 
 def test_what_storage_calls_not_trainable_is_left_out() -> None:
@@ -154,83 +241,8 @@ def test_what_storage_calls_not_trainable_is_left_out() -> None:
 
 def test_the_transcript_ends_at_the_last_call_that_was_delivered() -> None:
     gone = {"outcome": CallOutcome.CLIENT_GONE, "not_trainable": "the client left"}
-    assert trajectory([]).last_call is None
-    assert trajectory([call(1, [10], choice([20]), **gone)]).last_call is None
-    assert trajectory([call(1, [10], choice([20])), call(2, [10, 20], choice([30]), **gone)]).last_call == 1
+    assert last_call([]) is None
+    assert last_call([call(1, [10], choice([20]), **gone)]) is None
+    assert last_call([call(1, [10], choice([20])), call(2, [10, 20], choice([30]), **gone)]) == 1
     # The order is that of the beginning, not that of the rows.
-    assert trajectory([call(1, [10], choice([20]), started_at=9.0), call(2, [11], choice([21]))]).last_call == 1
-
-
-@dataclass
-class _Session:
-    calls: list[Call]
-    effective: dict[float, tuple[int, ...]]
-    """For the logprob of each effective sampled token: the context in which it was sampled, and the token."""
-
-
-@st.composite
-def _sessions(draw: st.DrawFn) -> _Session:
-    """A session of calls over three tokens: fresh prompts, continuations, drifts and repeats, one to three answers."""
-    tokens = st.lists(st.integers(1, 3), max_size=3)
-    numbers = count(1)
-    calls: list[Call] = []
-    for seq in range(draw(st.integers(0, 7))):
-        prompt = draw(tokens)
-        if bool(calls) and draw(st.integers(0, 3)) > 0:
-            earlier = draw(st.sampled_from(calls))
-            said = draw(st.sampled_from(earlier.choices)).ids
-            drifted = (*said[:-1], 4) if said and draw(st.integers(0, 3)) == 0 else said
-            prompt = [*earlier.prompt_ids, *drifted, *prompt]
-        choices = tuple(
-            Choice(index, tuple(said), tuple(-next(numbers) / 1024 for _ in said), "stop")
-            for index, said in enumerate(draw(st.lists(tokens, min_size=1, max_size=3)))
-        )
-        greedy = draw(st.integers(0, 5)) == 0
-        calls.append(call(seq, prompt, *choices, sampling=NEUTRAL | {"temperature": 0.0 if greedy else 1.0}))
-    return _Session(calls, _effective([c for c in calls if why_not(c) is None]))
-
-
-def _effective(calls: list[Call]) -> dict[float, tuple[int, ...]]:
-    """A choice counts when it was the only one, or was continued."""
-    effective = {}
-    for place, asked in enumerate(calls):
-        later = [after.prompt_ids for after in calls[place + 1 :]]
-        said = [c for c in asked.choices if c.ids]
-        for one in said:
-            whole = asked.prompt_ids + one.ids
-            continued = any(prompt[: len(whole)] == whole for prompt in later)
-            if len(said) == 1 or continued:
-                for place_in, logprob in enumerate(one.logprobs):
-                    effective[logprob] = asked.prompt_ids + one.ids[: place_in + 1]
-    return effective
-
-
-def _trained_tokens(found: Trajectory) -> list[tuple[float, tuple[int, ...]]]:
-    return [
-        (float(sequence.logprobs[place]), tuple(ids(sequence)[: place + 1]))
-        for sequence in found.sequences
-        for place in range(len(sequence))
-        if sequence.trained[place]
-    ]
-
-
-@given(_sessions(), st.randoms(use_true_random=False))
-@settings(max_examples=300)
-def test_every_effective_token_is_trained_once_in_its_own_context(session: _Session, chance: random.Random) -> None:
-    found = trajectory(session.calls)
-    tokens = _trained_tokens(found)
-    assert sorted(tokens) == sorted(session.effective.items())
-    # Every sequence, to its end, is what the model saw and said in one call.
-    seen = {c.prompt_ids + said.ids for c in session.calls for said in c.choices}
-    assert all(tuple(ids(sequence)) in seen for sequence in found.sequences)
-    assert all(sequence.trained_tokens for sequence in found.sequences)
-    # A call is trained, or is said not to be.
-    for asked in session.calls:
-        logprobs = {logprob for said in asked.choices for logprob in said.logprobs}
-        assert (asked.id in found.left_out) != bool(logprobs & session.effective.keys())
-    shuffled = list(session.calls)
-    chance.shuffle(shuffled)
-    again = trajectory(shuffled)
-    assert [ids(sequence) for sequence in again.sequences] == [ids(sequence) for sequence in found.sequences]
-    assert _trained_tokens(again) == tokens
-    assert (again.left_out, again.last_call) == (found.left_out, found.last_call)
+    assert last_call([call(1, [10], choice([20]), started_at=9.0), call(2, [11], choice([21]))]) == 1

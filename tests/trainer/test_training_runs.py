@@ -1,5 +1,6 @@
 """A training run: what it takes, what it leaves, and what a crash at any place costs."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from storage import groups, runs, sessions
 from storage.states import GroupState, RunState
 from storage.types import Group, RunId
-from tests.storage.recorded import call_start, capture
+from tests.storage.recorded import call_start, capture, identity
 from tests.trainer.loopback import FakeModels
 from tests.trainer.workshop import METRICS, Died, Workshop
 from trainer import scoring, weights
@@ -58,6 +59,49 @@ def test_every_path_of_a_session_has_its_advantage_and_each_token_counts_once(wo
     (batch,) = workshop.worker.batches
     assert batch.advantages.tolist() == [0.5, -0.5, -0.5, -0.5, -0.5]
     assert [sequence.trained_tokens for sequence in batch.sequences] == [1] * 5
+
+
+def test_a_session_whose_ids_the_model_does_not_know_is_left_out_and_the_others_are_trained(
+    workshop: Workshop, models: FakeModels, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text('{"vocab_size": 100}')
+    models.document = {"data": [{"id": "small", "root": str(base), "parent": None}]}
+    known = workshop.many([0.0, 1.0, 0.5])
+    foreign = workshop.closed("foreign", reward=9.0, tokens=capture([1, 100], [3]))
+    group = workshop.group([*known, foreign])
+    scoring.score(workshop.db, group, None, SPREAD)
+    hopeless = workshop.group([
+        workshop.closed("h1", reward=0.0, tokens=capture([1, 2], [500])),
+        workshop.closed("h2", reward=1.0),
+    ])  # fmt: skip
+    scoring.score(workshop.db, hopeless, None, SPREAD)
+    run = workshop.training().carry_out(workshop.ask())
+    reason = "a token id of it is not below 100, the number of tokens that the model knows"
+    assert run.state is RunState.SUCCEEDED
+    assert workshop.outcome(foreign) == ("skipped", reason, run.id)
+    assert {workshop.outcome(session) for session in known} == {("trained", None, run.id)}
+    (batch,) = workshop.worker.batches
+    assert batch.advantages.tolist() == [-0.5, 0.5, 0.0], "the one that is left out does not enter the mean"
+    assert state(workshop, hopeless) is GroupState.SKIPPED
+    first, second = hopeless.members
+    assert workshop.outcome(first.session) == ("skipped", reason, run.id)
+    assert workshop.outcome(second.session) == (
+        "skipped", "no variance among the sessions that have tokens to train", run.id,
+    )  # fmt: skip
+
+
+def test_only_named_agents_are_trained(workshop: Workshop) -> None:
+    for name, reward in (("one", 0.0), ("two", 1.0)):
+        workshop.call(call_start(name, agent="planner"), "a plan", capture([7], [8]))
+        workshop.closed(name, reward=reward)
+    both = [found for name in ("one", "two") if (found := sessions.newest(workshop.db, identity(name)))]
+    scoring.score(workshop.db, workshop.group(both), None, SPREAD)
+    settings: dict[str, Any] = {"train": {"agents": ["planner"]}}
+    assert workshop.training(**settings).carry_out(workshop.ask()).state is RunState.SUCCEEDED
+    (batch,) = workshop.worker.batches
+    assert [sequence.ids.tolist() for sequence in batch.sequences] == [[7, 8]] * 2
 
 
 def test_the_next_run_starts_from_the_last_version(workshop: Workshop) -> None:

@@ -55,11 +55,11 @@ class Records:
             return ["the record is"]
         wanted = reply(workload.name, kept.session % VARIANTS, kept.turn)
         [recorded] = [c for c in calls.of_session(self._db, SessionKey(row["session"])) if c.seq == row["seq"]]
-        choices = [(choice.ids, choice.logprobs) for choice in recorded.choices]
+        choices = [(tuple(choice.ids), tuple(choice.logprobs)) for choice in recorded.choices]
         same = {
             "request": calls.body(self._db, row["seq"]) == kept.request,
             "response": calls.body(self._db, row["seq"], "response") == kept.body == wanted.body,
-            "prompt ids": recorded.prompt_ids == wanted.prompt_ids,
+            "prompt ids": tuple(recorded.prompt_ids) == wanted.prompt_ids,
             "sampled ids": choices == [(wanted.ids, wanted.logprobs)],
             "trainable": recorded.not_trainable is None,
         }

@@ -50,6 +50,31 @@ def test_the_four() -> None:
     assert len(b"event: response.incomplete") == LONGEST_FRAME
 
 
+LIMITS: list[tuple[Dialect, dict[str, Any], int | None]] = [
+    (CHAT, {}, None),
+    (CHAT, {"max_tokens": 6}, 6),
+    (CHAT, {"max_tokens": 6, "max_completion_tokens": 7}, 7),
+    (CHAT, {"max_tokens": 6, "max_completion_tokens": None}, 6),
+    (CHAT, {"max_tokens": "6"}, 6),
+    (CHAT, {"max_tokens": 6.0}, 6),
+    (CHAT, {"max_tokens": [6]}, None),
+    (CHAT, {"max_tokens": -1}, None),
+    (CHAT, {"max_tokens": 10**30}, None),
+    (CHAT, {"max_tokens": float("inf")}, None),
+    (COMPLETIONS, {}, 16),
+    (COMPLETIONS, {"max_tokens": None}, None),
+    (COMPLETIONS, {"max_tokens": 3}, 3),
+    (RESPONSES, {}, None),
+    (RESPONSES, {"max_output_tokens": 5}, 5),
+    (MESSAGES, {"max_tokens": 8}, 8),
+]
+
+
+@pytest.mark.parametrize(("dialect", "asked", "limit"), LIMITS)
+def test_the_clients_own_limit_is_read(dialect: Dialect, asked: dict[str, Any], limit: int | None) -> None:
+    assert dialect.asked(asked).token_limit == limit
+
+
 @pytest.mark.parametrize(("dialect", "name", "message"), STREAMS.values(), ids=STREAMS.keys())
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n: heartbeat\n"], ids=["lf", "crlf", "comments"])
 def test_a_real_stream_is_read(dialect: Dialect, name: str, message: dict[str, Any], end: bytes) -> None:
