@@ -179,7 +179,9 @@ def test_a_signal_to_the_whole_group_drains(own_fake: FakeVllm, start: StartProc
         os.killpg(proxy.process.pid, number)
         answer = raw.parse(raw.read_all(slow))
         assert (answer.status, answer.whole) == (200, True)
-    assert proxy.process.wait(60) in (-number, 128 + number)
+    # A shell lets what it runs in the background ignore Ctrl-C, and so do its children.
+    ends = (0,) if signal.getsignal(number) is signal.SIG_IGN else (-number, 128 + number)
+    assert proxy.process.wait(60) in ends
     assert not is_alive(ingestion)
     assert ids(proxy.data) == answer.all(b"x-call-id")
     assert "killed by signal" not in proxy.log.read_text()
