@@ -90,8 +90,8 @@ def body(db: Database, seq: int, column: str = "request") -> bytes:
     return data or b""
 
 
-_READ = """seq, id, parent, continues, depth, agent, version, outcome, not_trainable, started_at, sampling, token_limit,
-    prompt_ids"""
+_READ = """seq, id, parent, continues, depth, agent, version, outcome, status, not_trainable, started_at, sampling,
+    token_limit, prompt_ids"""
 
 
 def of_session(db: Database, session: SessionKey) -> list[Call]:
@@ -124,6 +124,7 @@ def _call(row: Row, prompt_ids: bytes, choices: tuple[Choice, ...]) -> Call:
         agent=row["agent"],
         version=VersionNumber(row["version"]),
         outcome=CallOutcome(row["outcome"]),
+        status=row["status"],
         not_trainable=row["not_trainable"],
         started_at=row["started_at"],
         sampling=orjson.loads(row["sampling"]) or {},

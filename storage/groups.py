@@ -82,6 +82,14 @@ def move(db: Database, group: Group, state: GroupState, reason: str | None = Non
     )
 
 
+def complete_since(db: Database, group: Group) -> float:
+    """When the last of its members closed."""
+    row = db.first(
+        'SELECT max(closed_at) FROM group_members JOIN sessions ON key = session WHERE "group" = ?', (group.id,)
+    )
+    return float(row[0] or 0.0) if row is not None else 0.0
+
+
 def free_members(db: Database, group: Group) -> list[Member]:
     """The members of which nothing has become yet."""
     return [member for member in group.members if not sessions.has_outcome(db, member.session)]

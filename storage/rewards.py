@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from storage.database import Database
 from storage.types import Identity, Owner, Reward, SessionKey
 
@@ -58,3 +60,17 @@ def of_session(db: Database, session: SessionKey) -> list[Reward]:
         )
         for row in rows
     ]
+
+
+def rows(db: Database, session: SessionKey) -> list[dict[str, Any]]:
+    """The session's rewards as the admin API shows them, oldest first.
+
+    ``late``: it came when the session's group had been scored, and is kept without any effect.
+    """
+    found = db.all(
+        "SELECT id, name, source, value, reason, created_at, created_at > coalesce((SELECT scored_at FROM groups"
+        ' JOIN group_members ON "group" = groups.id WHERE group_members.session = rewards.session), 1e300) AS late'
+        " FROM rewards WHERE session = ? ORDER BY created_at, id",
+        (session,),
+    )
+    return [dict(row) | {"late": bool(row["late"])} for row in found]

@@ -131,6 +131,8 @@ class Call:
     agent: str | None
     version: VersionNumber
     outcome: CallOutcome
+    status: int | None
+    """Of vLLM's answer; None when none came."""
     not_trainable: str | None
     started_at: float
     sampling: dict[str, Any]

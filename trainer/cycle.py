@@ -6,16 +6,17 @@ import threading
 import time
 from collections.abc import Collection
 
-from storage import calls, coordination, groups, runs, sessions
+from storage import coordination, groups, runs, sessions
 from storage.database import Database
-from storage.states import GroupState, Outcome
+from storage.states import GroupState
 from storage.text import counted
-from storage.types import Group, GroupId, RunId, RunRequest, Session, SessionKey, new_id
-from trainer import scoring, sequences
-from trainer.errors import BatchInvalid, JudgeSilent, JudgeUnreachable
-from trainer.groups import choose
+from storage.types import Group, GroupId, RunId, RunRequest, SessionKey, new_id
+from trainer import scoring
+from trainer.errors import JudgeSilent, JudgeUnreachable
+from trainer.groups import Candidate, Rules
 from trainer.judge import Judge
 from trainer.settings import TrainerSettings
+from trainer.sieve import Sieve
 from trainer.training_runs import TrainingRuns
 
 NO_JUDGE = (
@@ -32,8 +33,10 @@ class Cycle:
         self._settings = settings
         self._judge = judge
         self._training = training
-        self._looked_at: set[SessionKey] = set()
-        """Waiting sessions that were found to have something to train on."""
+        self._sieve = Sieve(db, settings)
+        self._rules = Rules(settings.group, settings.max_staleness)
+        self.rewards_due: float | None = None
+        """When the first of the groups that wait for their clients' rewards has waited long enough."""
         self._silences: dict[GroupId, int] = {}
         """In how many turns the judge could not answer for a group."""
         self._stopped = threading.Event()
@@ -50,8 +53,9 @@ class Cycle:
             coordination.say(self._db, "paused", "resume")
             return
         coordination.say(self._db, "forming groups")
-        self.form(asked={request.scenario for request in requests})
-        problem = self.score()
+        asked = {request.scenario for request in requests}
+        self.form(asked=asked)
+        problem = self.score(asked=asked)
         if not requests and self.enough():
             if no_weights := self._training.no_weights():
                 problem = no_weights
@@ -70,8 +74,8 @@ class Cycle:
             return True
         if coordination.is_paused(self._db):
             return False
-        waiting = sessions.waiting(self._db)
-        return bool(choose(waiting, self._settings.group, time.time()))
+        waiting = [Candidate(session, 0) for session in sessions.waiting(self._db)]
+        return bool(self._rules.choose(waiting, time.time()))
 
     def enough(self) -> bool:
         """Whether the scored groups start a run by themselves."""
@@ -80,44 +84,27 @@ class Cycle:
         return len(scored) >= self._settings.trainer.groups or overdue
 
     def form(self, *, asked: Collection[str | None] = ()) -> None:
-        """Form groups; ``asked`` as for `choose`."""
-        usable = [session for session in sessions.waiting(self._db) if self._is_usable(session)]
+        """Form groups; ``asked`` as for `Rules.choose`."""
+        waiting = sessions.waiting(self._db)
+        usable = [found for session in waiting if (found := self._sieve.candidate(session)) is not None]
         now = time.time()
-        for members in choose(usable, self._settings.group, now, asked=asked):
+        grouped: set[SessionKey] = set()
+        for members in self._rules.choose(usable, now, asked=asked):
             # A session that a call has just opened again is left for the next turn, with its neighbours.
             groups.claim(self._db, GroupId(new_id()), members, now)
-            self._looked_at.difference_update(member.key for member in members)
+            grouped.update(member.key for member in members)
+        self._sieve.forget(grouped)
+        for one in usable:
+            if one.session.key not in grouped and self._rules.is_lonely(one.session, now):
+                self._sieve.end_lonely(one.session)
 
-    def _is_usable(self, session: Session) -> bool:
-        """Whether a session can teach something; else it ends here, with its reason."""
-        behind = sessions.steps_behind(self._db, session.key)
-        reason = None
-        if behind > self._settings.max_staleness:
-            reason = f"stale: sampled {counted(behind, 'version')} before the newest"
-        elif session.key not in self._looked_at:
-            reason = self._nothing_to_train(session)
-        if reason is not None:
-            with self._db.transaction():
-                sessions.set_outcome(self._db, session.key, Outcome.SKIPPED, reason, None, time.time())
-            self._looked_at.discard(session.key)
-            return False
-        self._looked_at.add(session.key)
-        return True
+    def score(self, *, asked: Collection[str | None] = ()) -> str | None:
+        """Score the groups that are ready. Returns what keeps the judge from it, in words.
 
-    def _nothing_to_train(self, session: Session) -> str | None:
-        try:
-            of_session = calls.of_session(self._db, session.key)
-            trajectory = sequences.trajectory(of_session, self._settings.train.agents)
-        except BatchInvalid as error:
-            return f"its tokens cannot be trained: {error}"
-        if trajectory.sequences:
-            return None
-        if session.split == "eval" and sequences.last_call(of_session) is not None:
-            return None
-        return trajectory.nothing
-
-    def score(self) -> str | None:
-        """Score the groups that are ready. Returns what keeps the judge from it, in words."""
+        Rewards that their clients have still time to give are waited for, but for a run that was ``asked`` for.
+        """
+        self.rewards_due = None
+        least = self._settings.group.min_spread
         judge, problem = self._judge, None
         answers = judge.answers if judge else 0
         silent: list[tuple[Group, str]] = []
@@ -126,8 +113,14 @@ class Cycle:
                 return problem
             coordination.say(self._db, f"scoring group {group.id}", problem=problem)
             try:
-                if not scoring.score(self._db, group, judge, self._settings.group.min_spread):
+                if scoring.by_clients(self._db, group, least, self._settings.reward.weights):
+                    continue
+                if self._waits(group, asked):
+                    continue
+                if judge is None:
                     problem = problem or NO_JUDGE
+                else:
+                    scoring.by_judge(self._db, group, judge, least)
             except JudgeUnreachable as unreachable:
                 # The groups that need no judge do not wait for it.
                 judge, problem = None, str(unreachable)
@@ -138,6 +131,14 @@ class Cycle:
         if len(silent) == 1 or (self._judge and self._judge.answers > answers):
             self._count_silences(silent)
         return problem
+
+    def _waits(self, group: Group, asked: Collection[str | None]) -> bool:
+        """Whether the clients of a group have still time to give rewards."""
+        due = groups.complete_since(self._db, group) + self._settings.reward.wait
+        if due <= time.time() or None in asked or group.scenario in asked:
+            return False
+        self.rewards_due = min(due, self.rewards_due or due)
+        return True
 
     def _count_silences(self, silent: list[tuple[Group, str]]) -> None:
         """Skip the groups for which the judge could not answer too often."""

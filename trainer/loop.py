@@ -10,7 +10,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+from apscheduler.executors.pool import BasePoolExecutor
+from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from storage import coordination
@@ -27,6 +30,15 @@ _log = logging.getLogger("slipstream.trainer")
 
 _BEAT_SECONDS = 2.0
 _WATCH_SECONDS = 0.5
+_JOBS = 3
+"""Heartbeat, watch and cycle: each has a thread."""
+
+
+class _Threads(BasePoolExecutor):  # type: ignore[misc]  # the library has no types
+    """Threads that somebody else waits for."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        super().__init__(pool)
 
 
 class Trainer:
@@ -45,7 +57,12 @@ class Trainer:
         self._turning = threading.Lock()
         self._rests_until = 0.0
         """After a failure: work that is due waits for the next turn."""
-        self._scheduler = BackgroundScheduler(timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1})
+        self._threads = ThreadPoolExecutor(_JOBS)
+        self._scheduler = BackgroundScheduler(
+            timezone="UTC",
+            executors={"default": _Threads(self._threads)},
+            job_defaults={"coalesce": True, "max_instances": 1},
+        )
 
     def start(self) -> None:
         add = self._scheduler.add_job
@@ -59,7 +76,9 @@ class Trainer:
         """End what is under way: a run in the worker is lost, and its groups wait for the next one."""
         self._cycle.stop()  # first: with the worker closed, nothing new may begin
         self._worker.close()
-        self._scheduler.shutdown(wait=True)
+        # Where the scheduler itself waits for its jobs, it holds the lock that they need to ask it anything.
+        self._scheduler.shutdown(wait=False)
+        self._threads.shutdown(wait=True)
         if self._judge is not None:
             self._judge.close()
         for db in (self._db, self._beat_db, self._watch_db):
@@ -67,25 +86,35 @@ class Trainer:
 
     def _beat(self) -> None:
         with _busy_is_no_fault("heartbeat"):
-            due = self._scheduler.get_job("cycle").next_run_time
-            coordination.beat(self._beat_db, time.time(), due.timestamp() if due else None)
+            job = self._scheduler.get_job("cycle")
+            due = job.next_run_time.timestamp() if job is not None and job.next_run_time else None
+            coordination.beat(self._beat_db, time.time(), due)
 
     def _watch(self) -> None:
         with _busy_is_no_fault("watch"):
             rested = time.monotonic() >= self._rests_until
             if rested and not self._turning.locked() and self._watcher.is_due():
-                self._scheduler.modify_job("cycle", next_run_time=datetime.datetime.now(datetime.UTC))
+                self._turn_at(time.time())
 
     def _turn(self) -> None:
         with self._turning, _busy_is_no_fault("cycle"):
             try:
                 self._cycle.turn()
+                if self._cycle.rewards_due is not None:
+                    self._turn_at(self._cycle.rewards_due)
             except OperationalError:
                 raise
             except Exception as error:  # noqa: BLE001 - the edge of the background: said, and tried again
                 _log.exception("the cycle failed; it is tried again")
                 self._rests_until = time.monotonic() + self._settings.trainer.interval
                 coordination.say(self._db, "waiting", problem=f"the cycle failed ({type(error).__name__}: {error})")
+
+    def _turn_at(self, due: float) -> None:
+        """Not only at the next interval."""
+        job = self._scheduler.get_job("cycle")
+        if job is not None and job.next_run_time and job.next_run_time.timestamp() > due:
+            with contextlib.suppress(JobLookupError):  # the scheduler has stopped
+                self._scheduler.modify_job("cycle", next_run_time=datetime.datetime.fromtimestamp(due, datetime.UTC))
 
 
 def serve(settings: TrainerSettings) -> None:

@@ -5,45 +5,44 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from storage import calls, groups, rewards, sessions
+from storage import calls, groups, sessions
 from storage.database import Database
 from storage.states import GroupState, Outcome
 from storage.types import Group, Member, RunId, SessionKey
 from trainer import ruler, sequences
 from trainer.advantages import advantages
+from trainer.client_rewards import Named, of_members
 from trainer.errors import JudgeRefused
 from trainer.judge import Judge
 
 CLIENTS = "the clients' own rewards"
-REWARD = "reward"
-"""The name that a reward has where nobody gives it one."""
 
 
-def score(db: Database, group: Group, judge: Judge | None, min_spread: float) -> bool:
-    """Give every member its reward; a group that cannot be scored, or teaches nothing, is skipped with the reason.
+def by_clients(db: Database, group: Group, min_spread: float, weights: Named) -> bool:
+    """Give every member its client's reward (`of_members`); returns False where one of them has none."""
+    given = of_members(db, [member.session for member in group.members], weights, min_spread)
+    if given is None:
+        return False
+    members = [replace(m, reward=r, explanation=None) for m, r in zip(group.members, given, strict=True)]
+    _keep(db, group, members, CLIENTS, 0, min_spread)
+    return True
 
-    Returns False when a judge is needed and none is configured: the group waits.
+
+def by_judge(db: Database, group: Group, judge: Judge, min_spread: float) -> None:
+    """Give every member the judge's score; a group for which it cannot be had is skipped with the reason.
 
     Raises `JudgeUnreachable` or `JudgeSilent`: the group waits.
     """
-    given = [_given(db, member.session) for member in group.members]
-    if all(reward is not None for reward in given):
-        members = [replace(m, reward=r, explanation=None) for m, r in zip(group.members, given, strict=True)]
-        _keep(db, group, members, CLIENTS, 0, min_spread)
-        return True
-    if judge is None:
-        return False
     try:
         attempts = [_attempt(db, member.session) for member in group.members]
         scores = ruler.score(judge, attempts)
     except JudgeRefused as refused:
         skip(db, group, f"judge failed: {refused}")
-        return True
+        return
     members = [
         replace(m, reward=s.value, explanation=s.explanation) for m, s in zip(group.members, scores.scores, strict=True)
     ]
     _keep(db, group, members, judge.name, scores.tokens, min_spread)
-    return True
 
 
 def skip(db: Database, group: Group, reason: str, run: RunId | None = None) -> None:
@@ -72,15 +71,6 @@ def _keep(db: Database, group: Group, members: list[Member], judge: str, tokens:
             return
         for member in members:
             sessions.set_outcome(db, member.session, outcome, reason, None, now)
-
-
-def _given(db: Database, session: SessionKey) -> float | None:
-    """The newest reward of the name `REWARD`, whoever gave it; None where there is none.
-
-    Rewards of other names are kept and shown: without weights nobody can say how they add up.
-    """
-    found = [reward.value for reward in rewards.of_session(db, session) if reward.name == REWARD]
-    return found[-1] if found else None
 
 
 def _attempt(db: Database, session: SessionKey) -> ruler.Attempt:

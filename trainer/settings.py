@@ -22,6 +22,20 @@ class GroupSettings(Table):
     """A group whose best and worst rewards lie closer together teaches nothing."""
 
 
+class RewardSettings(Table):
+    wait: float = Field(10.0, ge=0)
+    """Seconds after the end of a group's last session that its clients have to give their rewards."""
+    weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
+    """Of named rewards, which then make up a session's reward together; none: the reward named `reward` alone."""
+
+    @field_validator("weights")
+    @classmethod
+    def _some_weight(cls, value: dict[str, float]) -> dict[str, float]:
+        if value and not any(value.values()):
+            raise ValueError("at least one weight other than 0 is wanted")
+        return value
+
+
 class LoopSettings(Table):
     interval: float = Field(60.0, gt=0)
     """Seconds between two cycles; new work starts one earlier."""
@@ -43,6 +57,7 @@ class TrainerSettings(Settings):
     judge_model: str | None = None
     judge_api_key: SecretStr | None = None
     group: GroupSettings = GroupSettings()
+    reward: RewardSettings = RewardSettings()
     trainer: LoopSettings = LoopSettings()
     train: TrainSettings = TrainSettings()
 

@@ -85,7 +85,7 @@ def get_session(
     return {
         **rows[0],
         "calls": calls.rows(context.db, session.key),
-        "rewards": [asdict(reward) for reward in rewards.of_session(context.db, session.key)],
+        "rewards": rewards.rows(context.db, session.key),
     }
 
 

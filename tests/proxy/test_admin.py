@@ -137,7 +137,7 @@ def test_a_session_is_shown_with_its_calls_and_rewards(proxy: RunningProxy, reco
     assert call["output"][0]["content"].startswith("base-model answers")
     assert call["sampled_tokens"] == len("base-model answers (0) “hello” — déjà vu, 日本 😀".encode()) + 1
     (reward,) = shown["rewards"]
-    assert (reward["value"], reward["source"], reward["reason"]) == (0.5, "admin", "fine")
+    assert (reward["value"], reward["source"], reward["reason"], reward["late"]) == (0.5, "admin", "fine", False)
     assert proxy.answer("sessions/nobody").status_code == 404
     assert proxy.answer(f"sessions/{quoted}?episode=2").status_code == 404
     assert proxy.answer("sessions/nobody/reward", "POST", json={"value": 1}).status_code == 404

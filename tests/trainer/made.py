@@ -25,6 +25,7 @@ def call(seq: int, prompt: Many[int], *choices: Choice, **changes: Any) -> Call:
         agent=None,
         version=VersionNumber(0),
         outcome=CallOutcome.COMPLETE,
+        status=200,
         not_trainable=None,
         started_at=float(seq),
         sampling=NEUTRAL,

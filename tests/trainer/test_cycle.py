@@ -10,7 +10,7 @@ from storage import coordination, groups, runs, sessions
 from storage.database import OperationalError
 from storage.states import ClosedBy, GroupState, RunState, SessionState
 from storage.types import TaggedBy
-from tests.storage.recorded import call_start, capture
+from tests.storage.recorded import a_reward, call_start, capture
 from tests.trainer.fake_judge import FakeJudge, by_length, says, scores, served
 from tests.trainer.loopback import FakeModels
 from tests.trainer.workshop import Workshop
@@ -366,3 +366,31 @@ def test_after_a_failed_run_the_next_turn_tries_again(workshop: Workshop) -> Non
     cycle.turn()
     assert [run.state for run in workshop.all_runs()] == [RunState.FAILED, RunState.SUCCEEDED]
     assert states(workshop) == {"trained": 1}
+
+
+def test_the_clients_rewards_are_waited_for_before_a_judge_is_asked(
+    workshop: Workshop, fake: FakeJudge, judge: Judge
+) -> None:
+    members = workshop.many([0.0, 0.5, 0.75, None])
+    fake.decide = by_length
+    cycle = workshop.cycle(judge, reward={"wait": 2 * time.time()})
+    cycle.turn()
+    assert (states(workshop), fake.requests) == ({"ready": 1}, [])
+    last = max(sessions.get(workshop.db, member.key).closed_at or 0.0 for member in members)
+    assert cycle.rewards_due == pytest.approx(last + 2 * time.time(), abs=60)
+    workshop.reward(a_reward(members[3].session_id, 1.0))
+    workshop.take_in()
+    cycle.turn()
+    assert (states(workshop), fake.requests, cycle.rewards_due) == ({"trained": 1}, [], None)
+
+
+def test_a_run_that_was_asked_for_waits_for_no_rewards(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
+    workshop.many([0.0, 0.5, 0.75, None])
+    fake.decide = by_length
+    workshop.ask("another")
+    cycle = workshop.cycle(judge, reward={"wait": 2 * time.time()})
+    cycle.turn()
+    assert states(workshop) == {"ready": 1}
+    workshop.ask("task")
+    cycle.turn()
+    assert len(fake.requests) == 1

@@ -1,16 +1,17 @@
 """What becomes of a group that is ready: scored, or skipped with a reason, or left until the judge answers."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from storage import groups
+from storage import rewards as given
 from storage.states import GroupState
 from storage.types import GroupId
 from tests.storage.recorded import a_reward, call_start, capture
 from tests.trainer.fake_judge import FakeJudge, by_length, says, scores, served
-from tests.trainer.workshop import Workshop
-from trainer import scoring
+from tests.trainer.workshop import Workshop, score
 from trainer.errors import JudgeSilent
 from trainer.judge import Judge
 
@@ -41,7 +42,7 @@ def rewards(workshop: Workshop, group: GroupId) -> list[float | None]:
 
 def test_where_every_client_gave_a_reward_no_judge_is_asked(workshop: Workshop) -> None:
     group = workshop.group(workshop.many([0.25, 1.0, -3.0]))
-    assert scoring.score(workshop.db, group, None, SPREAD)
+    assert score(workshop.db, group, None, SPREAD)
     assert state(workshop, group.id) == (GroupState.SCORED, None, "the clients' own rewards", 0)
     assert rewards(workshop, group.id) == [0.25, 1.0, -3.0]
     assert [workshop.outcome(member.session) for member in group.members] == [None] * 3
@@ -52,8 +53,19 @@ def test_the_last_reward_counts(workshop: Workshop) -> None:
     workshop.reward(a_reward(members[0].session_id, 0.75, source="admin"))
     workshop.take_in()
     group = workshop.group(members)
-    assert scoring.score(workshop.db, group, None, SPREAD)
+    assert score(workshop.db, group, None, SPREAD)
     assert rewards(workshop, group.id) == [0.75, 1.0]
+
+
+def test_a_reward_that_comes_when_the_group_is_scored_is_kept_and_changes_nothing(workshop: Workshop) -> None:
+    members = workshop.many([0.25, 1.0])
+    group = workshop.group(members)
+    assert score(workshop.db, group, None, SPREAD)
+    workshop.reward(a_reward(members[0].session_id, 9.0, created_at=time.time() + 1))
+    workshop.take_in()
+    assert rewards(workshop, group.id) == [0.25, 1.0]
+    shown = given.rows(workshop.db, members[0].key)
+    assert [(one["value"], one["late"]) for one in shown] == [(0.25, False), (9.0, True)]
 
 
 def test_only_rewards_of_the_plain_name_count(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
@@ -63,19 +75,19 @@ def test_only_rewards_of_the_plain_name_count(workshop: Workshop, fake: FakeJudg
         workshop.reward(a_reward(session.session_id, 99.0, name="style"))
     workshop.take_in()
     group = workshop.group(members)
-    assert scoring.score(workshop.db, group, None, SPREAD)
+    assert score(workshop.db, group, None, SPREAD)
     assert rewards(workshop, group.id) == [0.25, 1.0], "a later one of another name changes nothing"
     without = workshop.group([other, *workshop.many([1.0])])
-    assert not scoring.score(workshop.db, without, None, SPREAD), "it counts as having none"
+    assert not score(workshop.db, without, None, SPREAD), "it counts as having none"
     fake.decide = by_length
-    assert scoring.score(workshop.db, without, judge, SPREAD)
+    assert score(workshop.db, without, judge, SPREAD)
     assert state(workshop, without.id)[2] == "judge-1"
 
 
 def test_where_one_has_none_the_judge_scores_all(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
     group = workshop.group(workshop.many([0.9, None, 0.1]))
     fake.answers = [says(scores(0.1, 0.5, 1.0), tokens=77)]
-    assert scoring.score(workshop.db, group, judge, SPREAD)
+    assert score(workshop.db, group, judge, SPREAD)
     assert state(workshop, group.id) == (GroupState.SCORED, None, "judge-1", 77)
     assert rewards(workshop, group.id) == [0.1, 0.5, 1.0]
     assert groups.get(workshop.db, group.id).members[2].explanation == "because of 1.0"
@@ -94,7 +106,7 @@ def test_the_judge_sees_the_whole_conversation(workshop: Workshop, fake: FakeJud
     workshop.take_in()
     members = [workshop.session("a"), workshop.session("b")]
     fake.answers = [says(scores(0, 1))]
-    assert scoring.score(workshop.db, workshop.group(members), judge, SPREAD)
+    assert score(workshop.db, workshop.group(members), judge, SPREAD)
     document = fake.document()
     assert document["context"] == [{"role": "user", "content": "go"}]
     assert [message["content"] for message in document["trajectories"][0]["messages"]] == [
@@ -106,7 +118,7 @@ def test_the_judge_sees_the_whole_conversation(workshop: Workshop, fake: FakeJud
 
 def test_without_a_judge_the_group_waits(workshop: Workshop) -> None:
     group = workshop.group(workshop.many([0.9, None]))
-    assert not scoring.score(workshop.db, group, None, SPREAD)
+    assert not score(workshop.db, group, None, SPREAD)
     assert state(workshop, group.id) == (GroupState.READY, None, None, 0)
 
 
@@ -122,7 +134,7 @@ def test_a_group_that_teaches_nothing_is_skipped(
     workshop: Workshop, values: list[float], spread: float, reason: str
 ) -> None:
     group = workshop.group(workshop.many(values))
-    assert scoring.score(workshop.db, group, None, spread)
+    assert score(workshop.db, group, None, spread)
     assert state(workshop, group.id)[:2] == (GroupState.SKIPPED, reason)
     assert rewards(workshop, group.id) == values
     assert {workshop.outcome(member.session) for member in group.members} == {("skipped", reason, None)}
@@ -131,7 +143,7 @@ def test_a_group_that_teaches_nothing_is_skipped(
 @pytest.mark.parametrize("values", [[0.0, 1.0], [0.5, 0.5]])
 def test_what_is_for_evaluation_is_scored_and_never_trained(workshop: Workshop, values: list[float]) -> None:
     group = workshop.group(workshop.many(values, split="eval"))
-    assert scoring.score(workshop.db, group, None, SPREAD)
+    assert score(workshop.db, group, None, SPREAD)
     assert state(workshop, group.id)[0] is GroupState.EVAL
     assert rewards(workshop, group.id) == values
     assert {workshop.outcome(member.session) for member in group.members} == {("evaluated", None, None)}
@@ -140,7 +152,7 @@ def test_what_is_for_evaluation_is_scored_and_never_trained(workshop: Workshop, 
 def test_an_answer_that_cannot_be_used_skips_the_group(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
     group = workshop.group(workshop.many([None, None], split="eval"))
     fake.answers = [says("I would rather not.")]
-    assert scoring.score(workshop.db, group, judge, SPREAD)
+    assert score(workshop.db, group, judge, SPREAD)
     reason = "judge failed: there is no JSON in it: 'I would rather not.'"
     assert state(workshop, group.id)[:2] == (GroupState.SKIPPED, reason)
     assert {workshop.outcome(member.session) for member in group.members} == {("skipped", reason, None)}
@@ -150,9 +162,9 @@ def test_a_judge_that_does_not_answer_lets_the_group_wait(workshop: Workshop, fa
     group = workshop.group(workshop.many([None, None]))
     fake.answers = [(503, "busy"), says(scores(0, 1))]
     with pytest.raises(JudgeSilent, match="503"):
-        scoring.score(workshop.db, group, judge, SPREAD)
+        score(workshop.db, group, judge, SPREAD)
     assert state(workshop, group.id)[0] is GroupState.READY
-    assert scoring.score(workshop.db, group, judge, SPREAD)
+    assert score(workshop.db, group, judge, SPREAD)
     assert state(workshop, group.id)[0] is GroupState.SCORED
 
 
@@ -160,6 +172,6 @@ def test_answers_are_compared_not_their_order(workshop: Workshop, fake: FakeJudg
     members = [workshop.closed(name) for name in ("long name of all", "mid name", "s")]
     fake.decide = by_length
     group = workshop.group(members)
-    assert scoring.score(workshop.db, group, judge, SPREAD)
+    assert score(workshop.db, group, judge, SPREAD)
     found = rewards(workshop, group.id)
     assert (found[0], found[2]) == (1.0, 0.0)

@@ -10,8 +10,8 @@ from storage.states import GroupState, RunState
 from storage.types import Group, RunId
 from tests.storage.recorded import call_start, capture, identity
 from tests.trainer.loopback import FakeModels
-from tests.trainer.workshop import METRICS, Died, Workshop
-from trainer import scoring, weights
+from tests.trainer.workshop import METRICS, Died, Workshop, score
+from trainer import weights
 from trainer.errors import NoWeights
 
 SPREAD = 0.05
@@ -19,7 +19,7 @@ SPREAD = 0.05
 
 def scored(workshop: Workshop, rewards: list[float | None], scenario: str = "task", **start: Any) -> Group:
     group = workshop.group(workshop.many(rewards, scenario, **start))
-    assert scoring.score(workshop.db, group, None, SPREAD)
+    assert score(workshop.db, group, None, SPREAD)
     return groups.get(workshop.db, group.id)
 
 
@@ -54,7 +54,7 @@ def test_every_path_of_a_session_has_its_advantage_and_each_token_counts_once(wo
     for prompt in ([1, 2], [1, 2, 9], [7]):
         workshop.call(call_start("split"), f"from {prompt}", capture(prompt, [3]))
     split = workshop.closed("split", reward=0.0, tokens=capture([8], [3]))
-    scoring.score(workshop.db, workshop.group([whole, split]), None, SPREAD)
+    score(workshop.db, workshop.group([whole, split]), None, SPREAD)
     workshop.training().carry_out(workshop.ask())
     (batch,) = workshop.worker.batches
     assert batch.advantages.tolist() == [0.5, -0.5, -0.5, -0.5, -0.5]
@@ -71,12 +71,12 @@ def test_a_session_whose_ids_the_model_does_not_know_is_left_out_and_the_others_
     known = workshop.many([0.0, 1.0, 0.5])
     foreign = workshop.closed("foreign", reward=9.0, tokens=capture([1, 100], [3]))
     group = workshop.group([*known, foreign])
-    scoring.score(workshop.db, group, None, SPREAD)
+    score(workshop.db, group, None, SPREAD)
     hopeless = workshop.group([
         workshop.closed("h1", reward=0.0, tokens=capture([1, 2], [500])),
         workshop.closed("h2", reward=1.0),
     ])  # fmt: skip
-    scoring.score(workshop.db, hopeless, None, SPREAD)
+    score(workshop.db, hopeless, None, SPREAD)
     run = workshop.training().carry_out(workshop.ask())
     reason = "a token id of it is not below 100, the number of tokens that the model knows"
     assert run.state is RunState.SUCCEEDED
@@ -97,7 +97,7 @@ def test_only_named_agents_are_trained(workshop: Workshop) -> None:
         workshop.call(call_start(name, agent="planner"), "a plan", capture([7], [8]))
         workshop.closed(name, reward=reward)
     both = [found for name in ("one", "two") if (found := sessions.newest(workshop.db, identity(name)))]
-    scoring.score(workshop.db, workshop.group(both), None, SPREAD)
+    score(workshop.db, workshop.group(both), None, SPREAD)
     settings: dict[str, Any] = {"train": {"agents": ["planner"]}}
     assert workshop.training(**settings).carry_out(workshop.ask()).state is RunState.SUCCEEDED
     (batch,) = workshop.worker.batches
@@ -292,7 +292,7 @@ def test_a_job_that_cannot_be_written_fails_the_run(workshop: Workshop) -> None:
 
 def test_evaluation_is_never_trained(workshop: Workshop) -> None:
     group = workshop.group(workshop.many([0.0, 1.0], split="eval"))
-    scoring.score(workshop.db, group, None, SPREAD)
+    score(workshop.db, group, None, SPREAD)
     assert workshop.training().carry_out(workshop.ask()).state is RunState.SKIPPED
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from storage import groups, runs, sessions
+from storage.database import Database
 from storage.states import ClosedBy
 from storage.types import (
     DEFAULT_OWNER,
@@ -24,6 +25,7 @@ from storage.types import (
     new_id,
 )
 from tests.storage.recorded import BEGAN, Recorded, a_reward, call_start, capture, identity
+from trainer import scoring
 from trainer.batches import Batch
 from trainer.cycle import Cycle
 from trainer.errors import UpdateFailed
@@ -53,6 +55,16 @@ def publish(job: Job) -> None:
     )
     with publication(job.target, job.run) as folder:
         (folder / MANIFEST).write_text(manifest.model_dump_json())
+
+
+def score(db: Database, group: Group, judge: Judge | None, min_spread: float) -> bool:
+    """As a turn of the cycle scores a group; False: it needs a judge, and there is none."""
+    if scoring.by_clients(db, group, min_spread, {}):
+        return True
+    if judge is None:
+        return False
+    scoring.by_judge(db, group, judge, min_spread)
+    return True
 
 
 class Died(BaseException):
