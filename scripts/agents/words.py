@@ -7,6 +7,7 @@ different amounts (the task of ART's own tests). Run it with ``python -m scripts
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 from scripts.agents.runner import Agent, Conversation, run, spoken
 
@@ -29,12 +30,12 @@ TALKATIVE = 0.1
 MAX_TOKENS = 6
 
 
-def reward(answer: str) -> float:
+def reward(answer: str, worths: Mapping[str, float] = WORDS) -> float:
     """What an answer is worth, 0 to 1: case, punctuation and white space do not count."""
     said = spoken(answer)
     if not said:
         return 0.0
-    worth = WORDS.get(said[0], 0.0)
+    worth = worths.get(said[0], 0.0)
     return worth if len(said) == 1 else worth * TALKATIVE
 
 
