@@ -91,7 +91,8 @@ def body(db: Database, seq: int, column: str = "request") -> bytes:
 
 
 _READ = """seq, id, parent, continues, depth, agent, version, outcome, status, not_trainable, started_at, sampling,
-    token_limit, prompt_ids"""
+    token_limit, prompt_ids, parent IS NOT NULL AND continues IS NULL
+    AND json_extract(input, '$[0].role') IS 'assistant' AS restates"""
 
 
 def of_session(db: Database, session: SessionKey) -> list[Call]:
@@ -131,6 +132,7 @@ def _call(row: Row, prompt_ids: bytes, choices: tuple[Choice, ...]) -> Call:
         token_limit=row["token_limit"],
         parent=row["parent"],
         continues=row["continues"],
+        restates=bool(row["restates"]),
         prompt_ids=tokens.ids_in(prompt_ids),
         choices=choices,
     )

@@ -104,7 +104,7 @@ def delete_part(db: Database, key: SessionKey, calls: int) -> int:
     db.execute(f"DELETE FROM choices WHERE call IN ({newest})", (key, calls))
     deleted = db.execute(f"DELETE FROM calls WHERE seq IN ({newest})", (key, calls))
     if deleted < calls:
-        for table in ("rewards", "group_members", "outcomes"):
+        for table in ("rewards", "group_members", "outcomes", "drifts"):
             db.execute(f"DELETE FROM {table} WHERE session = ?", (key,))
         db.execute("DELETE FROM sessions WHERE key = ?", (key,))
     return deleted + 1

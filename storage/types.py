@@ -143,6 +143,8 @@ class Call:
     """`seq` of the call whose conversation this one goes on with."""
     continues: int | None
     """`index` of the parent's choice that it goes on from; None: from none of them, or as it was not given."""
+    restates: bool
+    """Its messages have an answer in the place of the parent's, but none that was given."""
     prompt_ids: array[int]
     choices: tuple[Choice, ...]
 

@@ -12,6 +12,7 @@ from storage.states import CallOutcome, Outcome
 from storage.text import counted
 from storage.types import Call, Session, SessionKey
 from trainer import sequences
+from trainer.drift import Drifts
 from trainer.errors import BatchInvalid
 from trainer.groups import MOST_SECONDS_APART, Candidate
 from trainer.settings import TrainerSettings
@@ -34,6 +35,7 @@ class Sieve:
     def __init__(self, db: Database, settings: TrainerSettings) -> None:
         self._db = db
         self._settings = settings
+        self._drifts = Drifts(db, settings)
         self._looks: dict[SessionKey, _Look] = {}
 
     def candidate(self, session: Session) -> Candidate | None:
@@ -72,6 +74,7 @@ class Sieve:
 
     def _look(self, session: Session) -> _Look:
         of_session = calls.of_session(self._db, session.key)
+        self._drifts.record(session.key, of_session)
         try:
             found = sequences.trajectory(of_session, self._settings.train.agents)
         except BatchInvalid as error:

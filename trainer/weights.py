@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 from huggingface_hub import try_to_load_from_cache
@@ -50,3 +51,13 @@ def vocabulary(base_model: str) -> int | None:
     config = json.loads(Path(found).read_text())
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     return size if isinstance(size, int) else None
+
+
+def tokenizer(base_model: str) -> Any:
+    """The base model's tokenizer, from files that are here. Raises `NoWeights` where they are not, or are none."""
+    from transformers import AutoTokenizer  # takes seconds, and most trainers never need it
+
+    try:
+        return AutoTokenizer.from_pretrained(base_model, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise NoWeights(f"the tokenizer of {base_model} cannot be read: {error}") from error

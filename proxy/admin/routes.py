@@ -17,7 +17,7 @@ from proxy.admin.status import NO_TRAINER, degraded, serves_live, status, traine
 from proxy.client_api import NOT_RECORDED, RewardBody, keep_reward
 from proxy.errors import NotServing, ProxyError
 from proxy.versions import as_dict
-from storage import calls, coordination, groups, rewards, runs, sessions, versions
+from storage import calls, coordination, drifts, groups, rewards, runs, sessions, versions
 from storage.errors import NotFound
 from storage.states import GroupState, RunState, SessionState, VersionState
 from storage.types import DEFAULT_OWNER, GroupId, Identity, Owner, Run, RunId, RunRequest, Session, new_id
@@ -79,13 +79,14 @@ def list_sessions(
 def get_session(
     context: Here, session_id: str, episode: Number | None = None, owner: str = DEFAULT_OWNER
 ) -> dict[str, Any]:
-    """One session with its calls, rewards and group."""
+    """One session with its calls, rewards, group, and what drifted in it (null: the trainer has not looked yet)."""
     session = _session(context, Identity(Owner(owner), session_id), episode)
     rows = sessions.rows(context.db, {"key": session.key}, 1, None)
     return {
         **rows[0],
         "calls": calls.rows(context.db, session.key),
         "rewards": rewards.rows(context.db, session.key),
+        "drift": drifts.row(context.db, session.key),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.admin.context import Context
 from proxy.upstreams import Upstream
-from storage import coordination, figures, groups, repetition, runs, sessions, versions
+from storage import coordination, drifts, figures, groups, repetition, runs, sessions, versions
 from storage.states import VersionState
 from storage.text import counted
 from storage.types import BASE, version_name
@@ -119,6 +119,12 @@ def _warnings(context: Context) -> list[str]:
             f"{unshared['sessions']} of the last {unshared['of']} sessions have a scenario that no other session has: "
             "nothing can be compared with them; tag the sessions of one task with one X-Scenario-Id"
         )
+    warnings += [
+        f"drift: {one.apart} of the last {one.sessions} sessions of scenario {one.scenario!r} fall apart into one "
+        f"sequence per turn, for no prompt begins with what was sampled before it ({one.kind}): see `drift` in "
+        "GET /admin/sessions/<id>"
+        for one in drifts.fallen_apart(context.db)
+    ]
     warnings += _unexplored(context)
     for version in versions.all_versions(context.db):
         if version.state is VersionState.REJECTED and version.number > context.policy.live():

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from storage.migrations import m001_first, m002_tags, m003_responses, m004_many_calls, m005_keys, m006_token_limit
+from storage.migrations import (
+    m001_first,
+    m002_tags,
+    m003_responses,
+    m004_many_calls,
+    m005_keys,
+    m006_token_limit,
+    m007_drift,
+)
 
 if TYPE_CHECKING:
     from sqlite_utils.db import Database
@@ -21,6 +29,7 @@ ALL: dict[str, Callable[[Database], None]] = {
     "004_many_calls": m004_many_calls.migrate,
     "005_keys": m005_keys.migrate,
     "006_token_limit": m006_token_limit.migrate,
+    "007_drift": m007_drift.migrate,
 }
 
 

@@ -16,10 +16,11 @@ import pytest
 from proxy import secrets
 from proxy.admin.context import Context
 from proxy.settings import ProxySettings
-from storage import coordination, groups, runs, sessions
+from storage import coordination, drifts, groups, runs, sessions
 from storage.database import Database
+from storage.drifts import Drift, Kind
 from storage.states import Outcome, RunState
-from storage.types import BASE, GroupId, Member, RunId
+from storage.types import BASE, DEFAULT_OWNER, GroupId, Identity, Member, RunId
 from tests.proxy import raw
 from tests.proxy.adapters import Trainer
 from tests.proxy.conftest import StartProxy
@@ -331,3 +332,20 @@ def test_status_is_one_page_of_truth(start_proxy: StartProxy, own_fake: Any) -> 
 def _with_reward(answer: httpx.Response) -> dict[str, Any] | None:
     shown: dict[str, Any] = answer.json()
     return shown if answer.is_success and shown["rewards"] else None
+
+
+def test_drift_is_shown_with_the_session_and_warned_of(start_proxy: StartProxy) -> None:
+    proxy = start_proxy()
+    db = Database(proxy.data)
+    for number in range(4):
+        assert not [warning for warning in proxy.status()["warnings"] if warning.startswith("drift")]
+        proxy.chat(headers=tags(f"s{number}", scenario="a game", x_session_end="true"))
+        found = until(lambda: sessions.find(db, Identity(DEFAULT_OWNER, f"s{number}"), None))  # noqa: B023
+        drifts.keep(db, found.key, Drift(3, 3, kind=Kind.REASONING, sampled="<think>", prompted="yes"))
+    db.close()
+    drift = proxy.admin("sessions/s0")["drift"]
+    assert (drift["continued"], drift["drifted"], drift["kind"]) == (3, 3, "reasoning stripped")
+    assert (drift["sampled"], drift["prompted"]) == ("<think>", "yes")
+    (warning,) = [warning for warning in proxy.status()["warnings"] if warning.startswith("drift")]
+    assert "4 of the last 4 sessions of scenario 'a game' fall apart" in warning
+    assert "(reasoning stripped)" in warning

@@ -32,6 +32,7 @@ def call(seq: int, prompt: Many[int], *choices: Choice, **changes: Any) -> Call:
         token_limit=None,
         parent=None,
         continues=None,
+        restates=False,
         prompt_ids=array("i", prompt),
         choices=choices,
     )
