@@ -14,13 +14,14 @@ SMALLEST_SPREAD = 1e-6
 """Rewards that lie closer together than this (highest minus lowest) are equal."""
 
 
-def advantages(rewards: Sequence[float]) -> tuple[float, ...] | None:
+def advantages(rewards: Sequence[float], *, divide: bool = False) -> tuple[float, ...] | None:
     """Return one advantage per reward of a group, or None when the group teaches nothing.
 
     None stands for a group with fewer than two members, or without variance: every advantage would be 0,
     so its forward pass can be saved and its sessions told why.
 
-    The advantages sum to 0 (to rounding), and are in the reward's unit.
+    The advantages sum to 0 (to rounding), and are in the reward's unit; with ``divide`` in standard deviations of the
+    group, as GRPO has them.
 
     Raises ``ValueError`` when a reward is not finite.
     """
@@ -29,4 +30,8 @@ def advantages(rewards: Sequence[float]) -> tuple[float, ...] | None:
     if len(rewards) < 2 or max(rewards) - min(rewards) < SMALLEST_SPREAD:
         return None
     mean = math.fsum(rewards) / len(rewards)
-    return tuple(reward - mean for reward in rewards)
+    centred = tuple(reward - mean for reward in rewards)
+    if not divide:
+        return centred
+    deviation = math.sqrt(math.fsum(value * value for value in centred) / len(centred))
+    return tuple(value / deviation for value in centred)

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 from trainer.errors import BatchInvalid
 
-_PER_TOKEN = ("trained", "logprobs", "temperature", "top_p", "top_k")
+_PER_TOKEN = ("trained", "logprobs", "temperature", "top_p", "top_k", "version")
 _TYPES: dict[str, npt.DTypeLike] = {
     "ids": np.int32,
     "starts": np.int64,
@@ -31,6 +31,7 @@ _TYPES: dict[str, npt.DTypeLike] = {
     "temperature": np.float32,
     "top_p": np.float32,
     "top_k": np.int32,
+    "version": np.int32,
     "advantages": np.float32,
 }
 
@@ -53,6 +54,8 @@ class Sequence:
     """In (0, 1]; 1 is no limit. 1 elsewhere."""
     top_k: npt.NDArray[np.int32]
     """0 is no limit. 0 elsewhere."""
+    version: npt.NDArray[np.int32]
+    """Of the policy that sampled each trained token. 0 elsewhere."""
 
     def __post_init__(self) -> None:
         for name in ("ids", *_PER_TOKEN):

@@ -45,6 +45,14 @@ class UpdateSettings(_Strict):
     max_grad_norm: float = Field(default=1.0, gt=0)
     kl_weight: float = Field(default=0.0, ge=0)
     """Of the KL divergence to the base model. Above 0 it costs a second forward pass per step."""
+    divide_by_deviation: bool = False
+    """Whether a group's advantages are divided by the standard deviation of its rewards, as GRPO does."""
+    least_entropy: float = Field(default=0.0, ge=0)
+    """Nats per token, mean over the batch, below which a run fails: the policy repeats itself."""
+    least_length: float = Field(default=0.0, ge=0)
+    """Sampled tokens of a sequence, mean over the batch, below which a run fails: the policy says nothing."""
+    most_grad_norm: float = Field(default=1000.0, gt=0)
+    """Before the clip; above it a run fails, for the batch is not one to learn from."""
     micro_batch_tokens: int = Field(default=1024, ge=1)
     """Tokens that go through the model at once; a longer sequence goes alone. Bounds the memory."""
 

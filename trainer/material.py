@@ -39,6 +39,8 @@ class Gathering:
     """As for `sequences.why_not`."""
     vocabulary: int | None
     """How many tokens the base model knows; None: not known."""
+    divide: bool = False
+    """As for `advantages`."""
 
     def gather(self, scored: Iterable[Group]) -> Material | None:
         """The material of ``scored`` groups; None where there is none. Groups that can teach nothing are skipped."""
@@ -48,7 +50,7 @@ class Gathering:
         for group in scored:
             paths = {member.session: self._paths(member.session) for member in groups.free_members(self.db, group)}
             rewards = [m.reward for m in group.members if paths.get(m.session) and m.reward is not None]
-            found = advantages(rewards)
+            found = advantages(rewards, divide=self.divide)
             if found is None:
                 scoring.skip(self.db, group, NO_VARIANCE, self.run)
                 continue

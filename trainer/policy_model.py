@@ -43,23 +43,26 @@ class Shape:
 
 
 class PolicyModel:
-    """A base model and its one adapter. Loading takes a few seconds, importing Unsloth about fifteen."""
+    """A base model and its one adapter."""
 
-    def __init__(self, shape: Shape) -> None:
-        """Load the base in bfloat16 onto the GPU where there is one. Raises ``JobInvalid``."""
+    @classmethod
+    def load(cls, shape: Shape) -> PolicyModel:
+        """Load the base in bfloat16 onto the GPU where there is one. Raises ``JobInvalid``.
+
+        It takes a few seconds, importing Unsloth about fifteen.
+        """
         from unsloth import FastLanguageModel
 
-        self.shape = shape
-        self.folder = model_folder(shape.base_model)
-        config = json.loads((self.folder / "config.json").read_text())
+        folder = model_folder(shape.base_model)
+        config = json.loads((folder / "config.json").read_text())
         for name, harmless in _UNSUPPORTED.items():
             if config.get(name, harmless) not in (None, harmless):
                 raise JobInvalid(f"{shape.base_model} sets {name}, which the update worker does not support")
         length = int(config.get("max_position_embeddings", 4096))
         base, _ = FastLanguageModel.from_pretrained(
-            str(self.folder), max_seq_length=length, dtype=torch.bfloat16, load_in_4bit=False
+            str(folder), max_seq_length=length, dtype=torch.bfloat16, load_in_4bit=False
         )
-        self._model: Any = FastLanguageModel.get_peft_model(
+        model = FastLanguageModel.get_peft_model(
             base,
             r=shape.rank,
             lora_alpha=shape.alpha,
@@ -69,6 +72,13 @@ class PolicyModel:
             use_gradient_checkpointing="unsloth" if torch.cuda.is_available() else False,
             max_seq_length=length,
         )
+        return cls(model, shape, folder)
+
+    def __init__(self, model: Any, shape: Shape, folder: Path) -> None:
+        """``model``: a peft model of a causal language model, whose files lie in ``folder``."""
+        self._model = model
+        self.shape = shape
+        self.folder = folder
         self._model.train()  # gradient checkpointing asks for it; there is no dropout
         causal = self._model.get_base_model()
         self._backbone: Any = getattr(causal, causal.base_model_prefix)

@@ -85,4 +85,5 @@ def _plain(sequence: Sequence) -> Sequence:
         temperature=np.ones(end, dtype=np.float32),
         top_p=np.ones(end, dtype=np.float32),
         top_k=np.zeros(end, dtype=np.int32),
+        version=sequence.version[:end],
     )

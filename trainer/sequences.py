@@ -198,14 +198,15 @@ def _sequence(chain: Many[_Answer]) -> Sequence:
     trained = np.zeros(length, dtype=np.bool_)
     logprobs = np.zeros(length, dtype=np.float32)
     temperature, top_p = np.ones(length, dtype=np.float32), np.ones(length, dtype=np.float32)
-    top_k = np.zeros(length, dtype=np.int32)
+    top_k, version = np.zeros(length, dtype=np.int32), np.zeros(length, dtype=np.int32)
     for answer in chain:
         said, sampling = slice(answer.begin, answer.end), answer.call.sampling
         trained[said] = True
         logprobs[said] = np.frombuffer(answer.choice.logprobs, dtype=np.float32)
         temperature[said], top_p[said] = sampling["temperature"], sampling["top_p"]
         top_k[said] = max(0, sampling["top_k"])
-    return Sequence(ids, trained, logprobs, temperature, top_p, top_k)
+        version[said] = answer.call.version
+    return Sequence(ids, trained, logprobs, temperature, top_p, top_k, version)
 
 
 def _beginnings(ids: array[int], lengths: Many[int]) -> dict[int, bytes]:

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -24,6 +26,8 @@ from trainer.layouts import Layout, Targets, layouts, targets
 from trainer.policy_model import PolicyModel
 
 OPTIMIZER = "optimizer.safetensors"
+MISMATCH = 0.2
+"""Mean |log μ − log π| above which trainer and vLLM do not compute the same model. In bfloat16 it is 0.04 to 0.07."""
 Progress = Callable[[int, int], None]
 """Called with the number of micro-batches done, and of all."""
 
@@ -31,9 +35,11 @@ Progress = Callable[[int, int], None]
 class Training:
     """The weights of a policy model, AdamW's state, and one batch."""
 
-    def __init__(self, model: PolicyModel, batch: Batch, settings: UpdateSettings) -> None:
+    def __init__(self, model: PolicyModel, batch: Batch, settings: UpdateSettings, parent: int) -> None:
+        """``parent``: the version whose weights ``model`` has."""
         self._model = model
         self._batch = batch
+        self._parent = parent
         self._settings = settings
         self._optimizer = torch.optim.AdamW(model.adapter.values(), lr=settings.learning_rate, weight_decay=0.0)
         chunks = layouts(batch.sequences, settings.micro_batch_tokens, tree=model.trains_trees)
@@ -43,6 +49,8 @@ class Training:
             if len(found.ids):
                 self._plan.append((layout, found))
         self._seconds_forward = 0.0
+        self._dropped: dict[int, Tensor] = {}
+        """By micro-batch, the sequences that were too far off at the run's first forward."""
 
     def run(self, progress: Progress) -> dict[str, float]:
         """Take all optimizer steps; returns the metrics, those of the state before training from the first.
@@ -51,7 +59,9 @@ class Training:
         them and what is trained; it has nothing to do with ``kl_weight`` and the base model. This mean, that of
         its absolute value (``mean_abs_logprob_diff``) and that of the entropy take in dropped sequences, too.
 
-        Raises ``UpdateFailed`` when the loss or a gradient is not a finite number.
+        ``ratio`` is the mean of π/μ. Raises ``UpdateFailed`` when the loss, a gradient or a weight is not a finite
+        number, when the gradient explodes, when the policy has collapsed (``least_entropy``, ``least_length``), and
+        when what the parent itself sampled has another logprob here than it had in vLLM.
         """
         started = time.perf_counter()
         total = len(self._plan) * self._settings.steps
@@ -61,10 +71,11 @@ class Training:
             sums: dict[str, float] = defaultdict(float)
             self._optimizer.zero_grad(set_to_none=True)
             for number, (layout, found) in enumerate(self._plan):
-                self._accumulate(layout, found, sums)
+                self._accumulate(number, layout, found, sums)
                 progress(step * len(self._plan) + number + 1, total)
+            if step == 0:
+                first = self._checked(sums)
             norm = self._step()
-            first = first or sums
         seconds = time.perf_counter() - started
         tokens = self._settings.steps * sum(layout.tokens for layout, _ in self._plan)
         return {
@@ -101,8 +112,28 @@ class Training:
                 tensors[f"{moment}.{name}"] = state[moment].detach().cpu().contiguous()
         save_file(tensors, path)
 
-    def _accumulate(self, layout: Layout, found: Targets, sums: dict[str, float]) -> None:
-        """Add a micro-batch's part to the gradient and to the metrics."""
+    def _checked(self, sums: dict[str, float]) -> dict[str, float]:
+        """The metrics of the state before training. Raises ``UpdateFailed`` when they forbid it."""
+        metrics = dict(sums)
+        of_parent = metrics["same_version_tokens"]
+        mean = metrics["same_version_logprob_diff"] = metrics["same_version_logprob_diff"] / max(of_parent, 1)
+        if mean > MISMATCH:
+            raise UpdateFailed(
+                f"engine mismatch: of {of_parent:.0f} tokens that version {self._parent} itself sampled, vLLM's "
+                f"logprobs and the trainer's differ by {mean:.3f} in the mean (at most {MISMATCH} is expected): do "
+                "both use the same weights, in the same precision?"
+            )
+        length = self._batch.trained_tokens / len(self._batch.sequences)
+        for name, found, least in (
+            ("entropy", metrics["entropy"], self._settings.least_entropy),
+            ("length", length, self._settings.least_length),
+        ):
+            if found < least:
+                raise UpdateFailed(f"the policy has collapsed: its mean {name} is {found:.3g}, below {least:g}")
+        return metrics
+
+    def _accumulate(self, number: int, layout: Layout, found: Targets, sums: dict[str, float]) -> None:
+        """Add the part of micro-batch ``number`` to the gradient and to the metrics."""
         started = time.perf_counter()
         logprobs, entropy = self._model.logprobs(layout, found)
         base = None
@@ -110,7 +141,7 @@ class Training:
             with torch.no_grad():
                 base, _ = self._model.logprobs(layout, found, base=True)
         self._seconds_forward += time.perf_counter() - started
-        tokens, dropped = self._tokens(layout, found, logprobs)
+        tokens, dropped = self._tokens(number, layout, found, logprobs)
         policy = self._policy_loss(tokens)
         loss = policy.loss
         if base is not None:
@@ -126,8 +157,17 @@ class Training:
         sums["mean_abs_logprob_diff"] += difference.abs().sum().item() / count
         sums["clip_fraction"] += policy.clipped / count
         sums["dropped_sequences"] += int(dropped.sum())
+        sums["ratio"] += (-difference).exp().sum().item() / count
+        same = torch.as_tensor(self._of_parent(layout), device=difference.device)
+        sums["same_version_tokens"] += int(same.sum())
+        sums["same_version_logprob_diff"] += difference[same].abs().sum().item()
 
-    def _tokens(self, layout: Layout, found: Targets, logprobs: Tensor) -> tuple[losses.Tokens, Tensor]:
+    def _of_parent(self, layout: Layout) -> npt.NDArray[np.bool_]:
+        """(T,) Whether the parent itself sampled a trained token."""
+        recorded = (self._batch.sequences[member] for member in layout.members)
+        return np.concatenate([sequence.version[sequence.trained] == self._parent for sequence in recorded])
+
+    def _tokens(self, number: int, layout: Layout, found: Targets, logprobs: Tensor) -> tuple[losses.Tokens, Tensor]:
         """Join the model's logprobs with what the batch knows of each trained token."""
         device = logprobs.device
         members = list(layout.members)
@@ -135,7 +175,9 @@ class Training:
         recorded = [self._batch.sequences[member] for member in members]
         behaviour = torch.cat([torch.as_tensor(s.logprobs[s.trained]) for s in recorded]).to(device)
         advantages = torch.as_tensor(self._batch.advantages[members], device=device)[owner]
-        dropped = losses.too_far(logprobs, behaviour, advantages, owner, len(members))
+        if number not in self._dropped:
+            self._dropped[number] = losses.too_far(logprobs, behaviour, advantages, owner, len(members))
+        dropped = self._dropped[number]
         return losses.Tokens(logprobs, behaviour, advantages, kept=~dropped[owner]), dropped
 
     def _policy_loss(self, tokens: losses.Tokens) -> losses.Loss:
@@ -149,7 +191,14 @@ class Training:
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.adapter.values(), self._settings.max_grad_norm))
         if not torch.isfinite(torch.tensor(norm)):
             raise UpdateFailed(f"the gradient is not a finite number ({norm}); nothing was published")
+        if norm > self._settings.most_grad_norm:
+            raise UpdateFailed(
+                f"the gradient exploded: its norm is {norm:.3g}, above {self._settings.most_grad_norm:g}; nothing was "
+                "published"
+            )
         self._optimizer.step()
+        if not all(bool(torch.isfinite(weight).all()) for weight in self._model.adapter.values()):
+            raise UpdateFailed("a weight is not a finite number after the step; nothing was published")
         return norm
 
 

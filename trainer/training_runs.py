@@ -69,7 +69,9 @@ class TrainingRuns:
             settings = UpdateSettings(**{**self._settings.train.model_dump(exclude={"agents"}), **request.settings})
             scored = groups.in_state(self._db, GroupState.SCORED, request.scenario)
             base_model = weights.root(self._settings) if scored else ""
-            gathering = Gathering(self._db, run.id, self._settings.train.agents, weights.vocabulary(base_model))
+            vocabulary = weights.vocabulary(base_model)
+            divide = settings.divide_by_deviation
+            gathering = Gathering(self._db, run.id, self._settings.train.agents, vocabulary, divide)
             material = gathering.gather(group for group in scored if self._is_fresh(group, run))
         except ValidationError as error:
             problem = error.errors()[0]

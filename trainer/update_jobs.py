@@ -55,7 +55,7 @@ class Worker:
         shape = Shape(job.base_model, job.settings.rank, job.settings.alpha)
         if self._model is None or self._model.shape != shape:
             self._model = None  # frees the old one before the new one needs its memory
-            self._model = PolicyModel(shape)
+            self._model = PolicyModel.load(shape)
         if job.parent.adapter is None:
             self._model.reset_adapter(seed=job.version)
         else:
@@ -71,7 +71,7 @@ class Worker:
         self._progress("probe", 0, 2)
         before = probe.logprobs(model, size)
         self._progress("probe", 1, 2)
-        training = Training(model, batch, job.settings)
+        training = Training(model, batch, job.settings, job.parent.version)
         if job.parent.adapter is not None and (job.parent.adapter / OPTIMIZER).exists():
             training.load_optimizer(job.parent.adapter / OPTIMIZER)
         metrics = training.run(lambda done, of: self._progress("update", done, of))

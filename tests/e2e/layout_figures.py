@@ -36,7 +36,7 @@ def logprobs(model: PolicyModel, batch: Batch, limit: int, tree: bool) -> tuple[
 
 
 def main(folder: str, path: str) -> None:
-    model = PolicyModel(Shape(folder, 16, 32))
+    model = PolicyModel.load(Shape(folder, 16, 32))
     model.reset_adapter(seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():

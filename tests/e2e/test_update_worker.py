@@ -43,6 +43,7 @@ def rollout(tokenizer: Any, prompt: str, answer: str) -> Sequence:
         temperature=np.ones(len(trained), dtype=np.float32),
         top_p=np.ones(len(trained), dtype=np.float32),
         top_k=np.zeros(len(trained), dtype=np.int32),
+        version=np.zeros(len(trained), dtype=np.int32),
     )
 
 

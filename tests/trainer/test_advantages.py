@@ -40,3 +40,9 @@ def test_a_constant_on_every_reward_changes_nothing(values: list[float], shift: 
     before, after = advantages(values), advantages([value + shift for value in values])
     if before is not None and after is not None:
         assert after == pytest.approx(before, abs=1e-9)
+
+
+def test_they_can_be_had_in_standard_deviations() -> None:
+    assert advantages([1.0, 0.0], divide=True) == (1.0, -1.0)
+    assert advantages([3.0, 1.0, 1.0, 3.0], divide=True) == (1.0, -1.0, -1.0, 1.0)
+    assert advantages([0.5, 0.5], divide=True) is None

@@ -21,6 +21,7 @@ def sequence(**changed: Any) -> Sequence:
         "temperature": [1.0, 1.0, 0.7],
         "top_p": [1.0, 1.0, 0.9],
         "top_k": [0, 0, 20],
+        "version": [0, 0, 3],
     }
     return Sequence(**(fields | changed))
 
@@ -39,6 +40,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
         temperature=np.array(many(st.floats(0.125, 2, width=32)), dtype=np.float32),
         top_p=np.array(many(st.floats(0.125, 1, width=32)), dtype=np.float32),
         top_k=np.array(many(st.integers(0, 100)), dtype=np.int32),
+        version=np.array(many(st.integers(0, 9)), dtype=np.int32),
     )
 
 
@@ -52,7 +54,7 @@ def test_a_batch_comes_back_as_it_was_saved(tmp_path_factory: pytest.TempPathFac
     assert again.trained_tokens == batch.trained_tokens
     assert again.advantages.tolist() == batch.advantages.tolist()
     for a, b in zip(again.sequences, batch.sequences, strict=True):
-        for name in ("ids", "trained", "logprobs", "temperature", "top_p", "top_k"):
+        for name in ("ids", "trained", "logprobs", "temperature", "top_p", "top_k", "version"):
             assert getattr(a, name).tolist() == getattr(b, name).tolist()
             assert getattr(a, name).dtype == getattr(b, name).dtype
 
@@ -68,6 +70,7 @@ def test_the_file_has_the_agreed_tensors(tmp_path: Path) -> None:
         "temperature": ("float32", (6,)),
         "top_p": ("float32", (6,)),
         "top_k": ("int32", (6,)),
+        "version": ("int32", (6,)),
         "advantages": ("float32", (2,)),
     }
 

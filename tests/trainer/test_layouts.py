@@ -19,6 +19,7 @@ def sequence(ids: list[int], trained: list[bool] | None = None, temperature: flo
         temperature=np.where(mask, temperature, 1).astype(np.float32),
         top_p=np.ones(count, dtype=np.float32),
         top_k=np.zeros(count, dtype=np.int32),
+        version=np.zeros(count, dtype=np.int32),
     )
 
 

@@ -12,17 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.trainer.test_layouts import sequence
 from trainer.batches import Batch
 from trainer.errors import BatchInvalid, JobInvalid, UpdateFailed
 from trainer.fingerprints import base_fingerprint
 from trainer.jobs import BATCH, Job, Parent, UpdateSettings
-from trainer.layouts import Layout, Targets
 from trainer.probe import MOST_ROW_TOKENS, MOST_TOKENS, Probe
 from trainer.publication import MANIFEST, Manifest, publication, published, require_base
-from trainer.training import Training
 from trainer.update import _in_words
 
 
@@ -173,44 +170,6 @@ def test_a_probe_row_ends_with_its_last_trained_token_and_is_not_truncated() -> 
         "parent": [-1.0],
         "new": [-0.5],
     }
-
-
-class Table:
-    """A policy that gives each id a logprob of its own, in place of a model."""
-
-    trains_trees = False
-
-    def __init__(self, logprobs: list[float]) -> None:
-        self.adapter = {"logprobs": torch.tensor(logprobs, requires_grad=True)}
-
-    def logprobs(self, _: Layout, targets: Targets) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self.adapter["logprobs"][torch.as_tensor(targets.ids[targets.inverse])]
-        return found, torch.full_like(found, 0.5)
-
-
-@pytest.mark.parametrize("micro_batch_tokens", [1, 1024])
-@pytest.mark.parametrize(("loss", "value"), [("grpo", -0.5), ("cispo", 0.5)])
-def test_a_dropped_sequence_teaches_nothing_and_counts_in_the_divisor(
-    loss: Any, value: float, micro_batch_tokens: int
-) -> None:
-    model: Any = Table([0.0, -1.0, -3.0])  # the recorded logprobs are −1
-    settings = UpdateSettings(loss=loss, micro_batch_tokens=micro_batch_tokens)
-    rows = Batch((sequence([0, 1]), sequence([0, 2])), np.array([1, -1], dtype=np.float32))
-    progress: list[tuple[int, int]] = []
-    metrics = Training(model, rows, settings).run(lambda *news: progress.append(news))
-    assert progress == ([(1, 2), (2, 2)] if micro_batch_tokens == 1 else [(1, 1)])
-    assert model.adapter["logprobs"].grad.tolist() == [0, -0.5, 0]
-    expected = {
-        "loss": value,
-        "grad_norm": 0.5,
-        "entropy": 0.5,
-        "kl": 1,
-        "mean_abs_logprob_diff": 1,
-        "clip_fraction": 0,
-        "dropped_sequences": 1,
-        "trained_tokens": 2,
-    }
-    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
 def test_a_fingerprint_follows_config_and_weights(tmp_path: Path) -> None:
