@@ -60,6 +60,9 @@ class TrainingRuns:
         for run in runs.in_state(self._db, RunState.RUNNING):
             self._settle(run, _STOPPED)
             self._clean(run)
+        # A trainer that died behind the end of its run has left the job.
+        for left in (self._settings.data / "jobs").glob("*"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def carry_out(self, request: RunRequest) -> Run:
         """Train on every scored group that the request names; returns the ended run."""
