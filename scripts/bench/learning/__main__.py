@@ -29,7 +29,8 @@ FOLDER = PROJECT / ".bench" / "learn"
 
 def main() -> None:
     options = parse(None)
-    console = Console()
+    # The table is wider than what is taken for the width where there is no terminal.
+    console = Console(width=None if sys.stdout.isatty() else 120)
     kept = Kept(FOLDER)
     if options.fresh:
         kept.forget()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from scripts.bench.learning.figures import collapsed, final, interval, last_quarter
 from scripts.bench.learning.kept import Part
@@ -16,7 +16,16 @@ _COLORS = {"ours": "#14506b", "trl": "#c05a2b"}
 
 
 def show(console: Console, curves: Mapping[Part, Curve]) -> None:
-    table = Table("part", "rollouts", "minutes", "first round", "best round", "last quarter", "95 %", "collapsed")
+    table = Table(
+        Column("part", no_wrap=True),
+        "rollouts",
+        "minutes",
+        "first round",
+        "best round",
+        "last quarter",
+        "95 %",
+        "collapsed",
+    )
     for part, curve in curves.items():
         found = interval([reward for one in last_quarter(curve) for reward in one.rewards])
         table.add_row(
