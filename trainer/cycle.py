@@ -153,7 +153,8 @@ class Cycle:
         scored = len(groups.in_state(self._db, GroupState.SCORED))
         ready = len(groups.in_state(self._db, GroupState.READY))
         waiting = len(sessions.waiting(self._db))
+        judge = "the judge" if self._judge else "rewards of their clients, for there is no judge"
         return (
             f"{counted(self._settings.trainer.groups, 'scored group')}: there are {scored}, "
-            f"and {ready} that wait for the judge; closed sessions that wait for others of their scenario: {waiting}"
+            f"and {ready} that wait for {judge}; closed sessions that wait for others of their scenario: {waiting}"
         )

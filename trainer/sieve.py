@@ -24,13 +24,15 @@ _TOO_MANY_REQUESTS = 429
 class _Look:
     """What a look at a session's calls showed."""
 
+    closed_at: float | None
+    """When it was last closed; it may have been opened again since."""
     nothing: str | None
     """Why it can teach nothing."""
     crash: str | None
 
 
 class Sieve:
-    """Looks at each session's calls once, however long it waits."""
+    """Looks at each session's calls once, however long it waits, and again where it was opened meanwhile."""
 
     def __init__(self, db: Database, settings: TrainerSettings) -> None:
         self._db = db
@@ -44,9 +46,9 @@ class Sieve:
         if behind > self._settings.max_staleness:
             self._end(session, f"stale: sampled {counted(behind, 'version')} before the newest")
             return None
-        if session.key not in self._looks:
-            self._looks[session.key] = self._look(session)
-        look = self._looks[session.key]
+        look = self._looks.get(session.key)
+        if look is None or look.closed_at != session.closed_at:
+            look = self._looks[session.key] = self._look(session)
         if look.nothing:
             self._end(session, look.nothing)
             return None
@@ -78,9 +80,10 @@ class Sieve:
         try:
             found = sequences.trajectory(of_session, self._settings.train.agents)
         except BatchInvalid as error:
-            return _Look(f"its tokens cannot be trained: {error}", None)
+            return _Look(session.closed_at, f"its tokens cannot be trained: {error}", None)
         can_be_judged = session.split == "eval" and sequences.last_call(of_session) is not None
-        return _Look(None if found.sequences or can_be_judged else found.nothing, crash(of_session))
+        nothing = None if found.sequences or can_be_judged else found.nothing
+        return _Look(session.closed_at, nothing, crash(of_session))
 
 
 def crash(of_session: Iterable[Call]) -> str | None:

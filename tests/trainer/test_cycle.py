@@ -149,7 +149,7 @@ def test_without_a_judge_the_groups_with_rewards_go_on(workshop: Workshop) -> No
     assert groups.get(workshop.db, unjudged.id).state is GroupState.READY
     assert groups.get(workshop.db, rewarded.id).state is GroupState.TRAINED
     assert said(workshop).problem == NO_JUDGE
-    assert "1 that wait for the judge" in (said(workshop).waits_for or "")
+    assert "1 that wait for rewards of their clients, for there is no judge" in (said(workshop).waits_for or "")
 
 
 def test_a_judge_that_does_not_answer_is_asked_once_a_turn(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from storage import sessions
-from storage.states import CallOutcome
+from storage.states import CallOutcome, ClosedBy
 from storage.types import Session
 from tests.storage.recorded import a_reward, call_start, capture
 from tests.trainer.made import call, choice
@@ -92,6 +92,17 @@ def test_who_found_nobody_ends_with_that(workshop: Workshop) -> None:
     assert workshop.outcome(one) == (
         "skipped", "alone: within 24 hours there were not 2 other sessions to compare it with", None,
     )  # fmt: skip
+
+
+def test_a_session_that_was_opened_again_is_looked_at_again(workshop: Workshop) -> None:
+    workshop.call(call_start("s"), "one")
+    workshop.close("s", ClosedBy.IDLE)
+    workshop.take_in()
+    found = sieve(workshop)
+    assert found.candidate(workshop.session("s")) is not None
+    crashed(workshop, "s")
+    assert found.candidate(workshop.session("s")) is None
+    assert (workshop.outcome(workshop.session("s")) or ("",))[0] == "skipped"
 
 
 def test_a_session_that_waits_is_read_once(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
