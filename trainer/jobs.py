@@ -11,6 +11,7 @@ This module is free of torch: the trainer's loop writes the folder, the update w
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,8 @@ from trainer.errors import JobInvalid
 JOB = "job.json"
 BATCH = "batch.safetensors"
 SCORES = "scores.safetensors"
+FORMAT = 1
+"""Of the job folder; it grows with every change that an older worker would misunderstand."""
 
 
 class _Strict(BaseModel):
@@ -67,6 +70,8 @@ class Parent(_Strict):
 class Job(_Strict):
     """One piece of work for the update worker."""
 
+    format: int = Field(default=FORMAT, ge=1, le=FORMAT)
+    """The number of the folder's format, ``FORMAT`` of the program that wrote it."""
     kind: Literal["train", "score"]
     run: str = Field(min_length=1)
     version: int = Field(ge=0)
@@ -97,13 +102,30 @@ class Job(_Strict):
 
     @classmethod
     def read(cls, folder: Path) -> Job:
-        """Raises ``JobInvalid`` with the path and every field that does not fit."""
+        """Raises ``JobInvalid`` with the path and every field that does not fit, or a newer format."""
         try:
-            return cls.model_validate_json((folder / JOB).read_bytes())
+            text = (folder / JOB).read_bytes()
         except OSError as error:
             raise JobInvalid(f"{folder / JOB} cannot be read: {error}") from error
+        _require_known(folder / JOB, text)
+        try:
+            return cls.model_validate_json(text)
         except ValidationError as error:
             faults = "; ".join(
                 f"{'.'.join(map(str, fault['loc'])) or 'job'}: {fault['msg']}" for fault in error.errors()
             )
             raise JobInvalid(f"{folder / JOB}: {faults}") from error
+
+
+def _require_known(path: Path, text: bytes) -> None:
+    """Refuse a newer format before its fields are looked at: they may be others."""
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return  # said by whoever reads the fields
+    number = fields.get("format") if isinstance(fields, dict) else None
+    if isinstance(number, int) and number > FORMAT:
+        raise JobInvalid(
+            f"{path} has the format {number}, this worker knows those up to {FORMAT}: update Slipstream on this "
+            "machine to the version that wrote the job"
+        )

@@ -74,10 +74,17 @@ def published(target: Path, run: str) -> Manifest | None:
 def require_base(adapter: Path, fingerprint: str) -> None:
     """A policy is bound to its base model. An adapter without a manifest says nothing of its own.
 
-    Raises ``JobInvalid`` when the adapter was trained on another one than that of ``fingerprint``.
+    Raises ``JobInvalid`` when the adapter was trained on another one than that of ``fingerprint``, and when its
+    manifest cannot be read.
     """
     path = adapter / MANIFEST
-    if path.exists() and Manifest.model_validate_json(path.read_bytes()).base_fingerprint != fingerprint:
+    if not path.exists():
+        return
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise JobInvalid(f"{path} cannot be read: {error}; restore the folder of the parent adapter") from error
+    if manifest.base_fingerprint != fingerprint:
         raise JobInvalid(
             f"the parent adapter {adapter} was trained on another base model than the one that vLLM serves now: "
             f"serve that model again, or begin a policy with a new SLIPSTREAM_POLICY or SLIPSTREAM_DATA"

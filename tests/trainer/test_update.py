@@ -17,7 +17,7 @@ from tests.trainer.test_layouts import sequence
 from trainer.batches import Batch
 from trainer.errors import BatchInvalid, JobInvalid, UpdateFailed
 from trainer.fingerprints import base_fingerprint
-from trainer.jobs import BATCH, Job, Parent, UpdateSettings
+from trainer.jobs import BATCH, FORMAT, Job, Parent, UpdateSettings
 from trainer.probe import MOST_ROW_TOKENS, MOST_TOKENS, Probe
 from trainer.publication import MANIFEST, Manifest, publication, published, require_base
 from trainer.update import _in_words
@@ -64,6 +64,26 @@ def test_a_policy_stays_with_its_base_model(tmp_path: Path) -> None:
         require_base(tmp_path, "g")
 
 
+@pytest.mark.parametrize("damage", ["", "half", '{"run": "r"}'])
+def test_a_damaged_manifest_of_the_parent_is_said(tmp_path: Path, damage: str) -> None:
+    (tmp_path / MANIFEST).write_text(damage)
+    with pytest.raises(
+        JobInvalid, match=r"(?s)manifest\.json cannot be read: .*restore the folder of the parent adapter"
+    ):
+        require_base(tmp_path, "f")
+
+
+def test_a_job_of_a_newer_version_is_refused_before_its_fields_are_read(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps({"format": FORMAT + 1, "work": "of another kind"}))
+    with pytest.raises(JobInvalid, match=f"has the format {FORMAT + 1}, this worker knows those up to {FORMAT}"):
+        Job.read(tmp_path)
+
+
+def test_a_job_says_its_format(tmp_path: Path) -> None:
+    job(tmp_path / "policy@1").write(tmp_path / "job", batch())
+    assert json.loads((tmp_path / "job" / "job.json").read_text())["format"] == FORMAT
+
+
 def test_a_job_comes_back_as_it_was_written(tmp_path: Path) -> None:
     written = job(tmp_path / "policy@1", settings=UpdateSettings(learning_rate=1e-4, loss="cispo"))
     written.write(tmp_path / "job", batch())
@@ -82,6 +102,8 @@ def test_a_job_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ({"kind": "guess"}, "kind: Input should be 'train' or 'score'"),
         ({"kind": "score"}, "one of kind score none"),
         ({"target": "adapters/policy@1"}, "must be an absolute path"),
+        ({"format": 0}, "format: Input should be greater than or equal to 1"),
+        ({"format": "new"}, "format: Input should be a valid integer"),
         ({"surprise": 1}, "surprise: Extra inputs"),
     ],
 )
