@@ -127,7 +127,7 @@ class CallWriter:
             output=output.decode(),
             tools=new_tools.decode() or None,
             response_id=storable(reading.response_id) if reading.response_id else None,
-            token_limit=reading.token_limit,
+            token_limit=reading.token_limit or 0,
             depth=depth,
             request=request,
             response=deltas.encode(call.response, None, output),

@@ -138,7 +138,7 @@ class Call:
     sampling: dict[str, Any]
     """The effective sampling parameters, as vLLM used them."""
     token_limit: int | None
-    """How many tokens an answer may have, as the client says it; None: the client says nothing."""
+    """How many tokens an answer may have, as the client says it; 0: it says nothing. None: not kept at that time."""
     parent: int | None
     """`seq` of the call whose conversation this one goes on with."""
     continues: int | None

@@ -1,4 +1,4 @@
-"""The job folder of an update: everything that the worker needs, so that any machine could take it.
+"""The job folder of an update: what the worker is to do; base model and parent adapter are named by their paths.
 
 ::
 

@@ -51,8 +51,6 @@ class Trajectory:
     """As few as can be."""
     left_out: dict[CallId, str]
     """The calls of which no token is trained, each with its reason."""
-    unused_tokens: int
-    """Sampled in answers that nobody went on from, beside others of the same call that somebody did."""
 
     @property
     def nothing(self) -> str:
@@ -88,17 +86,14 @@ def trajectory(calls: Many[Call], agents: Collection[str] = ()) -> Trajectory:
     beginnings = {call.seq: _beginnings(call.prompt_ids, ends) for call in ordered}
     effects = _Effects(ordered, beginnings.values(), last_call(calls))
     trained: list[_Answer] = []
-    unused = 0
     for call in (c for c in delivered if c.id not in left_out):
         effective = effects.of(call, answers[call.seq])
         whole = [answer for answer in effective if not is_cut_off(call, answer.choice)]
         if not whole:
             left_out[call.id] = CUT_OFF if effective else UNUSED
-        else:
-            unused += sum(len(answer.choice.ids) for answer in answers[call.seq] if answer not in effective)
         trained += whole
     sequences = tuple(_sequence(chain) for chain in _chains(trained, beginnings))
-    return Trajectory(sequences, left_out, unused)
+    return Trajectory(sequences, left_out)
 
 
 def last_call(calls: Iterable[Call]) -> int | None:
@@ -142,8 +137,13 @@ def why_not(call: Call, agents: Collection[str] = ()) -> str | None:
 
 
 def is_cut_off(call: Call, choice: Choice) -> bool:
-    """Whether the context, or a limit that the client did not set, ended an answer before its end."""
-    return choice.finish == "length" and (call.token_limit is None or len(choice.ids) < call.token_limit)
+    """Whether the context, or a limit that the client did not set, ended an answer before its end.
+
+    Where the client's limit was not kept (older calls) it is taken for what ended the answer.
+    """
+    if choice.finish != "length" or call.token_limit is None:
+        return False
+    return call.token_limit == 0 or len(choice.ids) < call.token_limit
 
 
 class _Effects:

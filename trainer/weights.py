@@ -59,5 +59,5 @@ def tokenizer(base_model: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(base_model, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
+    except Exception as error:  # for a file that is none the library raises `Exception` itself
         raise NoWeights(f"the tokenizer of {base_model} cannot be read: {error}") from error

@@ -1,7 +1,4 @@
-"""How many tokens an answer may have, as the client says it.
-
-Of older calls only the limit that vLLM used is known; it is taken for the client's, as it was until now.
-"""
+"""How many tokens an answer may have, as the client says it; 0: it says nothing. Of older calls it is not known."""
 
 from __future__ import annotations
 
@@ -12,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def migrate(db: Database) -> None:
+    # The rows are not touched: a million of them would be gigabytes of WAL.
     db.execute("ALTER TABLE calls ADD COLUMN token_limit INTEGER")
-    db.execute("UPDATE calls SET token_limit = json_extract(sampling, '$.max_tokens') WHERE sampling IS NOT NULL")

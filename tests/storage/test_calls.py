@@ -293,6 +293,18 @@ def test_a_reading_without_messages_stands_alone(recorded: Recorded) -> None:
     assert calls.transcript(recorded.db, seqs(recorded)[0]) == ([], [])
 
 
+@pytest.mark.parametrize(("said", "kept"), [(7, 7), (None, 0)])
+def test_the_clients_own_limit_is_kept(recorded: Recorded, said: int | None, kept: int) -> None:
+    def limited(_: CallStart, __: bytes, ___: bytes) -> Reading:
+        return Reading((), (), token_limit=said)
+
+    recorded.ingestion._calls = call_writer.CallWriter(recorded.ingestion._db, limited)
+    recorded.turn(call_start("s"), [user("a")], "b")
+    recorded.take_in()
+    (call,) = calls.of_session(recorded.db, recorded.session("s").key)
+    assert call.token_limit == kept
+
+
 def test_a_number_reads_the_same_beside_an_odd_neighbour(recorded: Recorded) -> None:
     """After a restart the parent is found by what was shown of it."""
     large, odd = {"role": "user", "content": "a", "seed": 2**63 + 1}, user("\ud800")

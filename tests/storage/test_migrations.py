@@ -20,7 +20,6 @@ from tests.storage.test_calls import assistant, user
 Insert = Callable[..., None]
 
 _REQUESTS = (b'{"messages":[{"role":"user","content":"one"}]}', b'{"messages":[{"role":"user","content":"one"},2]}')
-_SAMPLING = ("{}", '{"max_tokens": 6}')
 _RESPONSES = (b"Z\x00\xff\x00 as no text is", b"")
 
 
@@ -44,7 +43,7 @@ def _fill(insert: Insert) -> None:
             "calls",
             seq=seq, id=f"old{seq:029x}", session=1, parent=seq - 1 or None, dialect="chat", path="/v1/chat",
             model="agent", version=0, upstream="http://vllm", streamed=0, outcome="complete", started_at=1.0,
-            ended_at=2.0, sampling=_SAMPLING[seq - 1],
+            ended_at=2.0, sampling="{}",
             input='[{"role":"user","content":"one"}]' if seq == 1 else '[{"role":"tool"}]',
             output='[{"role":"assistant","content":"b"}]', tools="[]" if seq == 1 else None, depth=seq - 1,
             request=request, response=_RESPONSES[seq - 1], prompt_ids=ids,
@@ -88,7 +87,7 @@ def test_an_older_database_goes_on(tmp_path: Path, last: str) -> None:
     assert sessions.count_skipped(db, sessions.UNTAGGED) == 1
     assert groups.states(db) == {"ready": 1}
     assert [session.key for session in sessions.waiting(db)] == [1]
-    assert [call.token_limit for call in calls.of_session(db, SessionKey(1))] == [None, 6]
+    assert [call.token_limit for call in calls.of_session(db, SessionKey(1))] == [None, None]
     # A further call of its session continues the old ones.
     recorded.turn(call_start("s1"), [user("one"), assistant("b"), user("three")], "c", capture([1, 2, 3, 9], [5]))
     recorded.take_in()

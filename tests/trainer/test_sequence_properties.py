@@ -102,7 +102,6 @@ def test_every_effective_token_is_trained_once_in_its_own_context(session: _Sess
     assert [ids(sequence) for sequence in again.sequences] == [ids(sequence) for sequence in found.sequences]
     assert _trained_tokens(again) == tokens
     assert again.left_out == found.left_out
-    assert again.unused_tokens == found.unused_tokens
 
 
 @given(_sessions())

@@ -67,7 +67,6 @@ def test_of_several_answers_the_one_that_the_messages_continue_is_trained() -> N
     one, two = trajectory([asked, after]).sequences
     assert (ids(one), trained(one)) == ([10, 21, 22], [21, 22])
     assert (ids(two), trained(two)) == ([10, 23, 30, 40], [40])
-    assert trajectory([asked, after]).unused_tokens == 1
 
 
 def test_of_several_answers_at_the_end_all_are_trained() -> None:
@@ -78,7 +77,7 @@ def test_of_several_answers_at_the_end_all_are_trained() -> None:
         ([10, 20, 30, 40], [20, 40]),
         ([10, 20, 30, 41], [41]),
     ]
-    assert (found.left_out, found.unused_tokens) == ({}, 0)
+    assert found.left_out == {}
     alone = trajectory([first, replace(last, choices=(choice([40], index=0), choice([], index=1)))])
     assert [trained(one) for one in alone.sequences] == [[20, 40]], "only one says anything"
 
@@ -88,11 +87,6 @@ def test_answers_that_nobody_continued_are_left_out_with_the_reason() -> None:
     found = trajectory([asked, call(2, [10, 99, 30], choice([40]))])
     assert [trained(sequence) for sequence in found.sequences] == [[40]]
     assert found.left_out == {"call 1": UNUSED}
-
-
-def test_answers_beside_the_continued_one_are_counted() -> None:
-    asked = call(1, [10], choice([20], index=0), choice([21, 22, 23], index=1))
-    assert trajectory([asked, call(2, [10, 20, 30], choice([40]))]).unused_tokens == 3
 
 
 def test_a_call_that_cannot_be_trained_shows_what_had_an_effect() -> None:
@@ -123,7 +117,14 @@ def test_an_answer_goes_behind_the_longest_so_that_the_shorter_is_left_for_other
 
 @pytest.mark.parametrize(
     ("finish", "limit", "is_trained"),
-    [("stop", None, True), ("length", 2, True), ("length", 3, False), ("length", None, False), ("tool_calls", 9, True)],
+    [
+        ("stop", 0, True),
+        ("length", 2, True),
+        ("length", 3, False),
+        ("length", 0, False),
+        ("length", None, True),  # recorded before the client's limit was kept
+        ("tool_calls", 9, True),
+    ],
 )
 def test_only_the_clients_own_limit_ends_an_answer_as_it_should(
     finish: str, limit: int | None, is_trained: bool
@@ -137,7 +138,7 @@ def test_only_the_clients_own_limit_ends_an_answer_as_it_should(
 
 
 def test_of_several_answers_at_the_end_the_whole_ones_are_trained() -> None:
-    last = call(1, [10], choice([20, 21], index=0, finish="length"), choice([22], index=1))
+    last = call(1, [10], choice([20, 21], index=0, finish="length"), choice([22], index=1), token_limit=0)
     assert [trained(one) for one in trajectory([last]).sequences] == [[22]]
 
 
