@@ -1,0 +1,1 @@
+"""What an update costs, beside TRL on the same recorded sessions."""

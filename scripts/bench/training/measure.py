@@ -1,0 +1,96 @@
+"""The contenders in turns, and what they took."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.training.processes import Contender
+from scripts.services import CannotStart
+
+OURS, LIMIT = "ours", "limit"
+TRL = ("trl per call", "trl per session")
+SIZES = (1, 8, 48)
+Say = Callable[[str], None]
+Order = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Measured:
+    """What one contender took for an update, one entry a round."""
+
+    name: str
+    way: str = ""
+    """The way that was the best of those tried out; only for TRL"""
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    first: dict[str, Any] = field(default_factory=dict)
+    """What it said of its first optimizer step"""
+    peak_mb: float = 0.0
+
+    def seconds(self, clock: str) -> float:
+        """The median of the rounds, by ``wall`` or ``cpu``."""
+        return statistics.median(self.cpu if clock == "cpu" else self.wall)
+
+
+def best_way(name: str, model: str, batch: Path, say: Say) -> Order:
+    """Try TRL's ways out on a few micro-batches; the one with the least CPU time a trained token.
+
+    With its activations kept where they fit into the memory, and computed again.
+    """
+    rates: dict[tuple[int, bool], float] = {}
+    with Contender(name, model, batch) as trl:
+        trl.step(_order(1, recompute=False, pilot=True))  # warms up
+        for size in SIZES:
+            for recompute in (False, True):
+                found = trl.step(_order(size, recompute=recompute, pilot=True))
+                text = f"{name}: batch {size}{', checkpointing' if recompute else ''}: "
+                if "failed" in found:
+                    say(text + found["failed"])
+                else:
+                    rates[size, recompute] = found["cpu"] / found["tokens"]
+                    say(text + f"{1000 * rates[size, recompute]:.2f} ms of CPU a trained token")
+        trl.close()
+    if not rates:
+        raise CannotStart(f"{name}: no way fits into the memory that is free")
+    size, recompute = min(rates, key=lambda way: rates[way])
+    return _order(size, recompute=recompute, pilot=False)
+
+
+def in_turns(model: str, batch: Path, ways: dict[str, Order], rounds: int, say: Say) -> dict[str, Measured]:
+    """Let every contender take one step a round, one after the other; all have loaded and warmed up before."""
+    found = {name: Measured(name, _way(ways.get(name))) for name in (OURS, LIMIT, *ways)}
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(Contender(name, model, batch)) for name in found}
+        for name, contender in running.items():
+            found[name].first = contender.step(ways[name] | {"pilot": True} if name in ways else None)
+        for number in range(rounds):
+            for name, contender in running.items():
+                _take(found[name], contender.step(ways.get(name)))
+                say(f"round {number + 1}: {name}: {found[name].wall[-1]:.1f} s, {found[name].cpu[-1]:.1f} s of CPU")
+        for name, contender in running.items():
+            found[name].peak_mb = contender.close()
+    return found
+
+
+def _take(measured: Measured, found: dict[str, Any]) -> None:
+    if "failed" in found:
+        raise CannotStart(f"{measured.name}: {found['failed']}")
+    if "loss" not in measured.first:
+        measured.first = found
+    measured.wall.append(found["wall"])
+    measured.cpu.append(found["cpu"])
+
+
+def _order(size: int, *, recompute: bool, pilot: bool) -> Order:
+    return {"size": size, "recompute": recompute, "pilot": pilot}
+
+
+def _way(order: Order | None) -> str:
+    if order is None:
+        return ""
+    return f"batch {order['size']}" + (", checkpointing" if order["recompute"] else "")

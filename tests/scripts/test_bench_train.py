@@ -1,0 +1,92 @@
+"""What the bench of training feeds its contenders with, and what it makes of their times; the runs need a model."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from scripts.bench.training import report, rows
+from scripts.bench.training.measure import LIMIT, OURS, TRL, Measured
+from scripts.bench.training.sessions import plain
+from trainer.batches import Batch
+
+# Two sessions of two turns that begin with the same prompt: 1 2, then an answer, a result, an answer.
+FIRST = [1, 2, 10, 11, 3, 12]
+SECOND = [1, 2, 20, 4, 21, 22]
+FIRST_TRAINED = [False, False, True, True, False, True]
+SECOND_TRAINED = [False, False, True, False, True, True]
+
+
+@pytest.fixture
+def batch() -> Batch:
+    pair = (plain(FIRST, FIRST_TRAINED), plain(SECOND, SECOND_TRAINED))
+    return Batch(pair, np.array([0.5, -0.5], dtype=np.float32))
+
+
+def shown(found: list[rows.Row]) -> list[tuple[list[int], int, list[int]]]:
+    return [(row.ids.tolist(), row.begin, np.flatnonzero(row.trained).tolist()) for row in found]
+
+
+def test_a_row_a_call_is_its_whole_prompt_and_its_answer(batch: Batch) -> None:
+    found = rows.per_call(batch)
+    assert shown(found) == [
+        ([1, 2, 10, 11], 2, [2, 3]),
+        ([1, 2, 10, 11, 3, 12], 5, [5]),
+        ([1, 2, 20], 2, [2]),
+        ([1, 2, 20, 4, 21, 22], 4, [4, 5]),
+    ]
+    assert [row.advantage for row in found] == [0.5, 0.5, -0.5, -0.5]
+
+
+def test_a_row_a_session_has_everything_after_its_first_prompt_as_completion(batch: Batch) -> None:
+    assert shown(rows.per_session(batch)) == [(FIRST, 2, [2, 3, 5]), (SECOND, 2, [2, 4, 5])]
+
+
+def test_the_limit_goes_over_every_distinct_token_once(batch: Batch) -> None:
+    assert shown(rows.unique(batch, 7)) == [([*FIRST, 20], 0, [2, 3, 5, 6]), ([4, 21, 22], 0, [1, 2])]
+
+
+def test_micro_batches_hold_rows_of_like_length(batch: Batch) -> None:
+    parts = rows.micro_batches(rows.per_call(batch), 2)
+    assert [[len(row) for row in part] for part in parts] == [[3, 4], [6, 6]]
+
+
+@pytest.mark.parametrize(
+    ("size", "chosen"),
+    [(1, [1, 4, 7, 10, 13, 16, 19, 22]), (8, [1]), (24, [0])],
+)
+def test_a_pilot_takes_few_micro_batches_evenly_spread(size: int, chosen: list[int]) -> None:
+    row = rows.per_session(Batch((plain([1, 2], [False, True]),), np.ones(1, dtype=np.float32)))[0]
+    parts = [[row] * size for _ in range(24 // size)]
+    found = rows.sample(parts, 8)
+    assert [next(at for at, part in enumerate(parts) if part is one) for one in found] == chosen
+
+
+def test_ratios_are_of_the_medians_and_memory_is_over_that_of_a_row_a_session() -> None:
+    def measured(name: str, cpu: list[float], peak: float) -> Measured:
+        return Measured(name, wall=[2 * value for value in cpu], cpu=cpu, peak_mb=peak)
+
+    found = {
+        OURS: measured(OURS, [4.0, 2.0, 3.0], 1500),
+        LIMIT: measured(LIMIT, [3.0], 1),
+        TRL[0]: measured(TRL[0], [15.0], 9000),
+        TRL[1]: measured(TRL[1], [6.0], 3000),
+    }
+    size = report.Size(sessions=8, trained=300, unique=600)
+    assert report.figures(found, size) == {
+        "per_call": 5.0,
+        "per_session": 2.0,
+        "limit": 1.0,
+        "peak_memory_ratio": 0.5,
+        "tokens_per_s": 100.0,
+    }
+    text = io.StringIO()
+    report.show(Console(file=text, width=120), found, size)
+    assert "at least 1.5" in text.getvalue()
+
+
+def test_memory_is_drawn_out_from_the_two_longest_sessions() -> None:
+    assert report.extrapolated({2048: 5000.0, 4096: 1000.0, 8192: 2000.0}) == 2000 + 6 * 1000
