@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from storage import counts, sessions
@@ -10,6 +11,17 @@ from storage.database import Database, Row
 from storage.errors import NotFound
 from storage.states import GROUP_MOVES, GroupState, RunState, SessionState, check_move
 from storage.types import Group, GroupId, Member, Owner, RunId, Session, SessionKey
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whose scores a group has, and how they came about."""
+
+    judge: str
+    tokens: int = 0
+    """What they cost, prompts and answers together."""
+    seed: int | None = None
+    """As `Group.judge_seed`; None where nobody was asked."""
 
 
 def claim(db: Database, group: GroupId, members: Sequence[Session], at: float) -> bool:
@@ -58,12 +70,12 @@ def get(db: Database, group: GroupId) -> Group:
     return _group(db, row)
 
 
-def set_scores(db: Database, group: Group, members: Sequence[Member], judge: str, tokens: int, at: float) -> None:
-    """Keep the judge's scores and reasons. Inside a transaction."""
+def set_scores(db: Database, group: Group, members: Sequence[Member], verdict: Verdict, at: float) -> None:
+    """Keep the scores and their reasons. Inside a transaction."""
     move(db, group, GroupState.SCORED)
     db.execute(
-        "UPDATE groups SET judge = ?, judge_tokens = judge_tokens + ?, scored_at = ? WHERE id = ?",
-        (judge, tokens, at, group.id),
+        "UPDATE groups SET judge = ?, judge_tokens = judge_tokens + ?, judge_seed = ?, scored_at = ? WHERE id = ?",
+        (verdict.judge, verdict.tokens, verdict.seed, at, group.id),
     )
     for member in members:
         db.execute(
@@ -161,5 +173,6 @@ def _group(db: Database, row: Row) -> Group:
         members=tuple(Member(SessionKey(m["session"]), m["reward"], m["explanation"]) for m in members),
         judge=row["judge"],
         judge_tokens=row["judge_tokens"],
+        judge_seed=row["judge_seed"],
         run=RunId(row["run"]) if row["run"] else None,
     )

@@ -206,6 +206,8 @@ class Group:
     members: tuple[Member, ...]
     judge: str | None = None
     judge_tokens: int = 0
+    judge_seed: int | None = None
+    """From which the order and the ids were drawn under which the judge saw the members."""
     run: RunId | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import replace
 
@@ -14,8 +15,11 @@ from trainer.advantages import advantages
 from trainer.client_rewards import Named, of_members
 from trainer.errors import JudgeRefused
 from trainer.judge import Judge
+from trainer.question import Attempt
 
 CLIENTS = "the clients' own rewards"
+_SEED_BITS = 53
+"""What a reader of JSON that knows no integers but floats has exactly."""
 
 
 def by_clients(db: Database, group: Group, min_spread: float, weights: Named) -> bool:
@@ -24,7 +28,7 @@ def by_clients(db: Database, group: Group, min_spread: float, weights: Named) ->
     if given is None:
         return False
     members = [replace(m, reward=r, explanation=None) for m, r in zip(group.members, given, strict=True)]
-    _keep(db, group, members, CLIENTS, 0, min_spread)
+    _keep(db, group, members, groups.Verdict(CLIENTS), min_spread)
     return True
 
 
@@ -34,15 +38,16 @@ def by_judge(db: Database, group: Group, judge: Judge, min_spread: float) -> Non
     Raises `JudgeUnreachable` or `JudgeSilent`: the group waits.
     """
     try:
-        attempts = [_attempt(db, member.session) for member in group.members]
-        scores = ruler.score(judge, attempts)
+        attempts = [attempt(db, member.session) for member in group.members]
+        seed = secrets.randbits(_SEED_BITS)
+        scores = ruler.score(judge, attempts, seed)
     except JudgeRefused as refused:
         skip(db, group, f"judge failed: {refused}")
         return
     members = [
         replace(m, reward=s.value, explanation=s.explanation) for m, s in zip(group.members, scores.scores, strict=True)
     ]
-    _keep(db, group, members, judge.name, scores.tokens, min_spread)
+    _keep(db, group, members, groups.Verdict(judge.name, scores.tokens, seed), min_spread)
 
 
 def skip(db: Database, group: Group, reason: str, run: RunId | None = None) -> None:
@@ -54,12 +59,12 @@ def skip(db: Database, group: Group, reason: str, run: RunId | None = None) -> N
             sessions.set_outcome(db, member.session, Outcome.SKIPPED, reason, run, now)
 
 
-def _keep(db: Database, group: Group, members: list[Member], judge: str, tokens: int, min_spread: float) -> None:
+def _keep(db: Database, group: Group, members: list[Member], verdict: groups.Verdict, min_spread: float) -> None:
     now = time.time()
     values = [member.reward for member in members if member.reward is not None]
     spread = max(values) - min(values)
     with db.transaction():
-        groups.set_scores(db, group, members, judge, tokens, now)
+        groups.set_scores(db, group, members, verdict, now)
         if group.split == "eval":
             groups.move(db, group, GroupState.EVAL)
             outcome, reason = Outcome.EVALUATED, None
@@ -73,8 +78,9 @@ def _keep(db: Database, group: Group, members: list[Member], judge: str, tokens:
             sessions.set_outcome(db, member.session, outcome, reason, None, now)
 
 
-def _attempt(db: Database, session: SessionKey) -> ruler.Attempt:
+def attempt(db: Database, session: SessionKey) -> Attempt:
+    """What the judge sees of a session."""
     last = sequences.last_call(calls.of_session(db, session))
     assert last is not None, "a session without an answer does not enter a group"
     messages, tools = calls.transcript(db, last)
-    return ruler.Attempt(tuple(messages), tuple(tools))
+    return Attempt(tuple(messages), tuple(tools))

@@ -128,7 +128,7 @@ class Place:
                 rewards.of_session(self.db, member.key)
             (ready,) = groups.in_state(self.db, GroupState.READY)
             with self.db.transaction():
-                groups.set_scores(self.db, ready, ready.members, "judge", 1, time.time())
+                groups.set_scores(self.db, ready, ready.members, groups.Verdict("judge", 1), time.time())
             (scored,) = groups.in_state(self.db, GroupState.SCORED)
             assert groups.failed_runs(self.db, scored.id, ()) == 0
             with self.db.transaction():

@@ -13,6 +13,7 @@ from storage.migrations import (
     m005_keys,
     m006_token_limit,
     m007_drift,
+    m008_judge_seed,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ ALL: dict[str, Callable[[Database], None]] = {
     "005_keys": m005_keys.migrate,
     "006_token_limit": m006_token_limit.migrate,
     "007_drift": m007_drift.migrate,
+    "008_judge_seed": m008_judge_seed.migrate,
 }
 
 

@@ -180,7 +180,7 @@ def test_groups_and_runs_are_shown(start_proxy: StartProxy) -> None:
     run = Trainer(proxy.data).announce(1)
     with db.transaction():
         scored = [Member(member.key, float(i), f"reason {i}") for i, member in enumerate(members)]
-        groups.set_scores(db, groups.get(db, GroupId("g")), scored, "judge-model", 123, 2.0)
+        groups.set_scores(db, groups.get(db, GroupId("g")), scored, groups.Verdict("judge-model", 123, 2**53 - 1), 2.0)
         groups.set_consumed(db, run, [GroupId("g")])
         sessions.set_outcome(db, members[0].key, Outcome.SKIPPED, "no token had an effect", run, 3.0)
     (listed,) = proxy.admin("groups?state=scored")["items"]
@@ -190,6 +190,7 @@ def test_groups_and_runs_are_shown(start_proxy: StartProxy) -> None:
     assert proxy.answer("groups?state=score").status_code == 422
     shown = proxy.admin("groups/g")
     assert (shown["judge"], shown["judge_tokens"], shown["state"]) == ("judge-model", 123, "scored")
+    assert shown["judge_seed"] == 2**53 - 1
     assert [(m["session_id"], m["reward"], m["explanation"]) for m in shown["members"]] == [
         ("a", 0.0, "reason 0"),
         ("b", 1.0, "reason 1"),

@@ -80,9 +80,9 @@ def test_scores_and_moves(recorded: Recorded) -> None:
     with pytest.raises(IllegalMove, match="group g cannot go from ready to trained"):
         groups.move(db, group, GroupState.TRAINED)
     scored = [Member(a.key, 0.25, "poor"), Member(b.key, 1.0, None)]
-    groups.set_scores(db, group, scored, "judge-1", 120, 2.0)
+    groups.set_scores(db, group, scored, groups.Verdict("judge-1", 120, 9), 2.0)
     group = groups.get(db, GroupId("g"))
-    assert (group.state, group.judge, group.judge_tokens) == (GroupState.SCORED, "judge-1", 120)
+    assert (group.state, group.judge, group.judge_tokens, group.judge_seed) == (GroupState.SCORED, "judge-1", 120, 9)
     assert group.members == tuple(scored)
     groups.move(db, group, GroupState.TRAINED, run=RunId("r"))
     assert groups.get(db, GroupId("g")).run == "r"

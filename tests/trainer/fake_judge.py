@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,11 @@ def says(content: object, tokens: int = 10) -> Answer:
 
 
 def scores(*values: float, ids: str = "", **changes: Any) -> str:
-    """An answer as RULER wants it: t1, t2, ... get ``values`` (or those of ``ids``, apart by spaces)."""
+    """An answer as RULER wants it: t1, t2, ... get ``values`` (or those of ``ids``, apart by spaces).
+
+    A `FakeJudge` puts the ids of its request in their places: t1 is the attempt whose messages come first in the
+    order of the alphabet, and so on.
+    """
     names = ids.split() or [f"t{number + 1}" for number in range(len(values))]
     entries = [
         {"trajectory_id": name, "explanation": f"because of {value}", "score": value} | changes
@@ -33,9 +38,9 @@ def scores(*values: float, ids: str = "", **changes: Any) -> str:
 
 def by_length(document: dict[str, Any]) -> str:
     """Scores that rise with what an attempt said: the longest gets 1."""
-    lengths = [len(json.dumps(attempt["messages"])) for attempt in document["trajectories"]]
-    span = max(lengths) - min(lengths) or 1
-    return scores(*((length - min(lengths)) / span for length in lengths))
+    lengths = {attempt["id"]: len(json.dumps(attempt["messages"])) for attempt in document["trajectories"]}
+    least, span = min(lengths.values()), max(lengths.values()) - min(lengths.values()) or 1
+    return scores(*((length - least) / span for length in lengths.values()), ids=" ".join(lengths))
 
 
 @dataclass
@@ -58,7 +63,7 @@ class FakeJudge:
         self.requests.append({"path": scope["path"], **json.loads(body)})
         self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
         status, document = self._answer()
-        text = document if isinstance(document, str) else json.dumps(document)
+        text = self._named(document if isinstance(document, str) else json.dumps(document))
         await send({"type": "http.response.start", "status": status, "headers": [(b"location", b"/elsewhere")]})
         await send({"type": "http.response.body", "body": text.encode("utf-8", "surrogatepass")})
 
@@ -66,6 +71,14 @@ class FakeJudge:
         if self.decide is not None:
             return says(self.decide(self.document()))
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def _named(self, text: str) -> str:
+        """The answer with the ids that this request has for t1, t2, ..."""
+        if "trajectory_id" not in text:
+            return text
+        said = sorted((json.dumps(one["messages"]), one["id"]) for one in self.document()["trajectories"])
+        names = {f"t{number + 1}": name for number, (_, name) in enumerate(said)}
+        return re.sub(r"\bt\d\b", lambda found: names.get(found[0], found[0]), text)
 
     def document(self, number: int = -1) -> dict[str, Any]:
         """The group that was handed over in a request."""

@@ -12,6 +12,7 @@ from storage.types import GroupId
 from tests.storage.recorded import a_reward, call_start, capture
 from tests.trainer.fake_judge import FakeJudge, by_length, says, scores, served
 from tests.trainer.workshop import Workshop, score
+from trainer import question, scoring
 from trainer.errors import JudgeSilent
 from trainer.judge import Judge
 
@@ -85,12 +86,16 @@ def test_only_rewards_of_the_plain_name_count(workshop: Workshop, fake: FakeJudg
 
 
 def test_where_one_has_none_the_judge_scores_all(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
-    group = workshop.group(workshop.many([0.9, None, 0.1]))
+    members = workshop.many([0.9, None, 0.1])
+    group = workshop.group(members)
     fake.answers = [says(scores(0.1, 0.5, 1.0), tokens=77)]
     assert score(workshop.db, group, judge, SPREAD)
     assert state(workshop, group.id) == (GroupState.SCORED, None, "judge-1", 77)
     assert rewards(workshop, group.id) == [0.1, 0.5, 1.0]
-    assert groups.get(workshop.db, group.id).members[2].explanation == "because of 1.0"
+    found = groups.get(workshop.db, group.id)
+    assert found.members[2].explanation == "because of 1.0"
+    asked = question.question([scoring.attempt(workshop.db, member.key) for member in members], found.judge_seed or 0)
+    assert asked.messages == fake.requests[0]["messages"], "the recorded seed gives the question again"
 
 
 def test_the_judge_sees_the_whole_conversation(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
@@ -109,11 +114,8 @@ def test_the_judge_sees_the_whole_conversation(workshop: Workshop, fake: FakeJud
     assert score(workshop.db, workshop.group(members), judge, SPREAD)
     document = fake.document()
     assert document["context"] == [{"role": "user", "content": "go"}]
-    assert [message["content"] for message in document["trajectories"][0]["messages"]] == [
-        "a looks",
-        "and?",
-        "a is done",
-    ]
+    shown = [[message["content"] for message in one["messages"]] for one in document["trajectories"]]
+    assert sorted(shown) == [["a looks", "and?", "a is done"], ["b looks", "and?", "b is done"]]
 
 
 def test_without_a_judge_the_group_waits(workshop: Workshop) -> None:

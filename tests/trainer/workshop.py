@@ -141,7 +141,11 @@ class Workshop(Recorded):
         return found
 
     def many(self, rewards: Sequence[float | None], scenario: str = "task", **start: Any) -> list[Session]:
-        return [self.closed(f"{scenario}-{new_id()}", reward=reward, scenario=scenario, **start) for reward in rewards]
+        names = [f"{scenario}-{number:02}-{new_id()}" for number in range(len(rewards))]  # their alphabet's order
+        return [
+            self.closed(name, reward=reward, scenario=scenario, **start)
+            for name, reward in zip(names, rewards, strict=True)
+        ]
 
     def group(self, members: Sequence[Session]) -> Group:
         name = GroupId(new_id())
