@@ -1,8 +1,8 @@
 """The model under training: a resident base model with one LoRA adapter, as Unsloth loads it.
 
 The base stays in bfloat16 and frozen; the adapter's weights are float32, on all linear layers. Logits are
-computed only where a trained token is predicted, a slice of rows at a time, so that [tokens, vocabulary] is
-never held for a whole batch.
+computed only where a trained token is predicted, a slice of rows at a time (``trainer.head``), so that
+[tokens, vocabulary] is never held for a whole batch.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from trainer import adapted
 from trainer.errors import JobInvalid
+from trainer.head import predicted
 from trainer.layouts import Layout, Targets
-from trainer.loss import logprobs_and_entropy
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_LOGITS_BYTES = 256 << 20
 _CHECKPOINT_ABOVE = 4096
 # Models that do something to the logits after the head. Their logprobs would be wrong here.
 _UNSUPPORTED = {"final_logit_softcapping": None, "logit_scale": None, "logits_scaling": 1}
@@ -85,6 +84,8 @@ class PolicyModel:
         self._head: Any = self._model.get_output_embeddings()
         self.device: torch.device = self._head.weight.device
         self.trains_trees = self.device.type == "cpu"
+        if self.device.type == "cpu":
+            adapted.install(model)  # Unsloth has kernels for it on a GPU
         """True where the attention takes the mask of a prefix tree (``trainer.layouts.shared``)."""
         # The name in the file that peft and vLLM read, without peft's name of the adapter in it.
         self.adapter: dict[str, Tensor] = {
@@ -102,17 +103,9 @@ class PolicyModel:
             hidden = self._hidden(layout)  # (B, L, H)
         states = hidden.reshape(-1, hidden.shape[-1])[self._tensor(targets.places)]  # (M, H)
         columns = [self._tensor(values) for values in (targets.ids, targets.temperature, targets.top_p, targets.top_k)]
-        rows = max(1, _LOGITS_BYTES // (4 * self._head.weight.shape[0]))
-        pieces = []
-        for start in range(0, len(states), rows):
-            arguments = [values[start : start + rows] for values in (states, *columns)]
-            if torch.is_grad_enabled() and len(states) > rows:
-                pieces.append(checkpoint(self._predict, *arguments, use_reentrant=False))
-            else:
-                pieces.append(self._predict(*arguments))
+        logprobs, entropy = predicted(states, self._head, *columns)
         inverse = self._tensor(targets.inverse)
-        logprobs, entropy = (torch.cat(parts)[inverse] for parts in zip(*pieces, strict=True))
-        return logprobs, entropy
+        return logprobs[inverse], entropy[inverse]
 
     def reset_adapter(self, seed: int) -> None:
         """Begin anew: A as peft initialises it, from ``seed``; B = 0, so that the model is its base."""
@@ -197,14 +190,6 @@ class PolicyModel:
             if large and torch.is_grad_enabled():
                 self._model.gradient_checkpointing_disable()
         return hidden
-
-    def _predict(
-        self, states: Tensor, ids: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        # float32: logits rounded to bfloat16 are off by up to 0.06, and so would be the logprobs.
-        bias = None if self._head.bias is None else self._head.bias.float()
-        logits = torch.nn.functional.linear(states.float(), self._head.weight.float(), bias)
-        return logprobs_and_entropy(logits, ids, temperature, top_p, top_k)
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.device.type == "cpu":
