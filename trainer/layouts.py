@@ -2,18 +2,22 @@
 
 Sequences of one group begin alike, and many are equal. A causal model gives a token the same hidden state
 whatever comes after it, so tokens with the same tokens before them need to go through the model only once.
-``shared`` lays sequences out as the nodes of a prefix tree in one row, each node attending to its ancestors
-and itself, at the position of its depth: exact, and about three times faster than a row per rollout for
-groups with short answers. It needs an attention that takes any mask, which Unsloth's kernels on a GPU do
-not; for them ``padded`` lays out one row per distinct sequence. Padding on the right needs no mask at all:
-no token attends to what comes after it.
+
+What fits into one micro-batch ``shared`` lays out as the nodes of a prefix tree in one row, each node attending
+to its ancestors and itself, at the position of its depth: exact, and about three times faster than a row per
+rollout for groups with short answers. Its mask is as large as the square of the limit, at most: a row without
+branches, however long, needs none. What does not fit is divided where it branches, and the beginning that the
+parts share becomes their ``Stem``: it goes through the model before them, and they attend to what it left.
+
+Both need ``trainer.attention``, which Unsloth's kernels on a GPU have no room for; there ``padded`` lays out one row
+per distinct sequence. Padding on the right needs no mask at all: no token attends to what comes after it.
 
 Tree attention: SpecInfer (arXiv 2305.09781); as training layout: TRL's ``async_grpo``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 
@@ -23,11 +27,28 @@ import numpy.typing as npt
 from trainer.batches import Sequence
 
 Ints = npt.NDArray[np.int64]
+LEAST_STEM = 32
+"""Tokens; a pass of its own for fewer costs more than it saves."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stem:
+    """What several micro-batches begin with: t tokens from the depth ``start`` on, after those of ``below``."""
+
+    ids: Ints
+    """(t,)"""
+    start: int
+    below: Stem | None
+
+    @property
+    def chain(self) -> tuple[Stem, ...]:
+        """This stem and all below it, the lowest first."""
+        return (*(self.below.chain if self.below else ()), self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """One micro-batch: B rows of L tokens."""
+    """One micro-batch: B rows of L tokens, which attend to all tokens of the stem, too."""
 
     ids: Ints
     """(B, L)"""
@@ -38,11 +59,17 @@ class Layout:
     members: tuple[int, ...]
     """The sequences of the batch that are in here, by index"""
     places: tuple[Ints, ...]
-    """For each member, where its tokens lie in the flattened (B × L) rows"""
+    """For each member, where its tokens lie in the tokens of the stem's chain and, behind them, the flattened rows"""
+    stem: Stem | None = None
 
     @property
     def tokens(self) -> int:
+        """Without the stem's."""
         return int(self.ids.size)
+
+    @property
+    def chain(self) -> tuple[Stem, ...]:
+        return self.stem.chain if self.stem else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +80,7 @@ class Targets:
     """
 
     places: Ints
-    """(M,) into the flattened rows: the token *before* the target, whose hidden state predicts it"""
+    """(M,) as the layout's ``places``: the token *before* the target, whose hidden state predicts it"""
     ids: Ints
     """(M,)"""
     temperature: npt.NDArray[np.float32]
@@ -68,57 +95,68 @@ class Targets:
     """(T,) the position in ``members`` of the sequence of each trained token"""
 
 
-def layouts(sequences: Sequence_[Sequence], limit: int, *, tree: bool) -> Iterator[Layout]:
+def layouts(
+    sequences: Sequence_[Sequence], limit: int, *, tree: bool, least_stem: int | None = None
+) -> Iterator[Layout]:
     """Divide sequences into micro-batches of at most ``limit`` tokens; a longer sequence goes alone.
 
     ``tree`` chooses ``shared`` (sorted by content, so that what begins alike lies together), otherwise
-    ``padded`` (sorted by length, so that little is padded).
+    ``padded`` (sorted by length, so that little is padded). The tokens of a stem are held while the micro-batches
+    that share it pass, and count as theirs; but half of the limit is always left for what is new. ``least_stem``:
+    tokens that a stem must have (``LEAST_STEM``).
     """
     if tree:
-        order = sorted(range(len(sequences)), key=lambda index: _content(sequences[index]))
-    else:
-        order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), _content(sequences[i])))
-    cost = _TreeCost() if tree else _PaddedCost()
+        yield from _Tree(sequences, limit, LEAST_STEM if least_stem is None else least_stem).layouts()
+        return
+    order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), _content(sequences[i])))
+    cost = _PaddedCost()
     chunk: list[int] = []
     for index in order:
         if chunk and cost.after(sequences[index]) > limit:
-            yield _lay_out(sequences, chunk, tree)
-            chunk = []
-            cost = _TreeCost() if tree else _PaddedCost()
+            yield padded(sequences, chunk)
+            chunk, cost = [], _PaddedCost()
         cost.add(sequences[index])
         chunk.append(index)
     if chunk:
-        yield _lay_out(sequences, chunk, tree)
+        yield padded(sequences, chunk)
 
 
-def shared(sequences: Sequence_[Sequence], members: Sequence_[int]) -> Layout:
-    """Lay members out as one row, a prefix tree. They must be sorted by content.
+def laid_out(found: Iterable[Layout]) -> int:
+    """How many tokens go through the model for some layouts: each stem once, and padding, too."""
+    chunks = list(found)
+    stems = {id(stem): len(stem.ids) for layout in chunks for stem in layout.chain}
+    return sum(layout.tokens for layout in chunks) + sum(stems.values())
+
+
+def shared(sequences: Sequence_[Sequence], members: Sequence_[int], stem: Stem | None = None) -> Layout:
+    """Lay members out as one row, a prefix tree. They must be sorted by content, and begin with the stem.
 
     In that order a sequence's longest common prefix with all earlier ones is the one with its forerunner.
     """
+    depth = stem.start + len(stem.ids) if stem else 0
     places: list[Ints] = []
-    fresh: list[tuple[int, Ints]] = []  # (tokens shared with the forerunner, path)
-    count = 0
+    fresh: list[tuple[int, Ints]] = []  # (tokens shared with the forerunner or the stem, path)
+    count = depth
     for number, member in enumerate(members):
         ids = sequences[member].ids
-        common = _common_prefix(sequences[members[number - 1]].ids, ids) if number else 0
+        common = _common_prefix(sequences[members[number - 1]].ids, ids) if number else depth
         path = np.arange(count - common, count - common + len(ids))
-        if common:
-            path[:common] = places[-1][:common]
+        path[:common] = places[-1][:common] if number else np.arange(depth)
         count += len(ids) - common
         places.append(path)
         fresh.append((common, path))
-    row = np.zeros((1, count), dtype=np.int64)
-    positions = np.zeros((1, count), dtype=np.int64)
+    row = np.zeros((1, count - depth), dtype=np.int64)
+    positions = np.zeros((1, count - depth), dtype=np.int64)
     is_chain = count == max(len(path) for path in places)
-    mask = None if is_chain else np.zeros((1, 1, count, count), dtype=np.bool_)
+    mask = None if is_chain else np.zeros((1, 1, count - depth, count - depth), dtype=np.bool_)
     for (common, path), member in zip(fresh, members, strict=True):
-        row[0, path] = sequences[member].ids
-        depth = np.arange(len(path))
-        positions[0, path] = depth
+        own, at = path[depth:] - depth, np.arange(depth, len(path))
+        row[0, own] = sequences[member].ids[depth:]
+        positions[0, own] = at
         if mask is not None:
-            mask[0, 0, path[common:, None], path[None, :]] = depth[None, :] <= depth[common:, None]
-    return Layout(row, positions, mask, tuple(members), tuple(places))
+            begin = common - depth
+            mask[0, 0, own[begin:, None], own[None, :]] = at[None, :] <= at[begin:, None]
+    return Layout(row, positions, mask, tuple(members), tuple(places), stem)
 
 
 def padded(sequences: Sequence_[Sequence], members: Sequence_[int]) -> Layout:
@@ -160,20 +198,56 @@ def targets(sequences: Sequence_[Sequence], layout: Layout) -> Targets:
     )
 
 
-class _TreeCost:
-    """Counts the nodes of a prefix tree while sequences are added in order."""
+class _Tree:
+    """The prefix tree of sequences: in the order of their content each run of them is a subtree."""
 
-    def __init__(self) -> None:
-        self._last: npt.NDArray[np.int32] | None = None
-        self._nodes = 0
+    def __init__(self, sequences: Sequence_[Sequence], limit: int, least_stem: int) -> None:
+        self._sequences = sequences
+        self._limit = limit
+        self._least = least_stem
+        self._order = sorted(range(len(sequences)), key=lambda index: _content(sequences[index]))
+        self._lengths = [len(sequences[index]) for index in self._order]
+        pairs = zip(self._order, self._order[1:], strict=False)
+        common = (_common_prefix(sequences[one].ids, sequences[other].ids) for one, other in pairs)
+        self._common = [0, *common]
+        """With the forerunner"""
 
-    def after(self, sequence: Sequence) -> int:
-        common = 0 if self._last is None else _common_prefix(self._last, sequence.ids)
-        return self._nodes + len(sequence) - common
+    def layouts(self) -> Iterator[Layout]:
+        if self._order:
+            yield from self._divide(0, len(self._order), None, 0)
 
-    def add(self, sequence: Sequence) -> None:
-        self._nodes = self.after(sequence)
-        self._last = sequence.ids
+    def _divide(self, low: int, high: int, stem: Stem | None, depth: int) -> Iterator[Layout]:
+        """Lay the run out behind a stem that ends at ``depth``, which all of it begins with."""
+        if self._fits(low, high, depth):
+            yield shared(self._sequences, self._order[low:high], stem)
+            return
+        branch = min(self._common[low + 1 : high])
+        # Something of each sequence is left over, so that no row is empty.
+        end = min(branch, min(self._lengths[low:high]) - 1)
+        if end - depth >= self._least:
+            ids = self._sequences[self._order[low]].ids[depth:end].astype(np.int64)
+            stem, depth = Stem(ids, depth, stem), end
+        begin = low
+        for after in self._parts(low, high, branch):
+            if after < high and self._fits(begin, self._next(after, high, branch), depth):
+                continue
+            yield from self._divide(begin, after, stem, depth)
+            begin = after
+
+    def _parts(self, low: int, high: int, branch: int) -> Iterator[int]:
+        """Where each of the parts ends that a run falls into at the depth ``branch``."""
+        yield from (at for at in range(low + 1, high) if self._common[at] == branch)
+        yield high
+
+    def _next(self, low: int, high: int, branch: int) -> int:
+        return next(self._parts(low, high, branch))
+
+    def _fits(self, low: int, high: int, depth: int) -> bool:
+        """Whether a run is one micro-batch: small enough, or nothing but one sequence and what it begins with."""
+        fresh = sum(self._lengths[at] - self._common[at] for at in range(low + 1, high))
+        nodes = self._lengths[low] - depth + fresh
+        room = max(self._limit - depth, self._limit // 2)
+        return nodes <= room or nodes == max(self._lengths[low:high]) - depth
 
 
 class _PaddedCost:
@@ -187,10 +261,6 @@ class _PaddedCost:
 
     def add(self, sequence: Sequence) -> None:
         self._rows.add(_content(sequence))
-
-
-def _lay_out(sequences: Sequence_[Sequence], members: list[int], tree: bool) -> Layout:
-    return shared(sequences, members) if tree else padded(sequences, members)
 
 
 def _content(sequence: Sequence) -> bytes:

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer import adapted
+from trainer import adapted, attention
+from trainer.attention import Surroundings
 from trainer.errors import JobInvalid
 from trainer.head import predicted
-from trainer.layouts import Layout, Targets
+from trainer.layouts import Ints, Layout, Stem, Targets
+from trainer.stems import Stems
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -83,10 +87,14 @@ class PolicyModel:
         self._backbone: Any = getattr(causal, causal.base_model_prefix)
         self._head: Any = self._model.get_output_embeddings()
         self.device: torch.device = self._head.weight.device
-        self.trains_trees = self.device.type == "cpu"
+        self.trains_trees = self.device.type == "cpu" and attention.supports(causal.config)
         if self.device.type == "cpu":
             adapted.install(model)  # Unsloth has kernels for it on a GPU
-        """True where the attention takes the mask of a prefix tree (``trainer.layouts.shared``)."""
+        if self.trains_trees:
+            attention.install(causal)
+        self._stems: dict[tuple[bool, bool], Stems] | None = None
+        """By the pass, with or without adapter and gradient; None outside of ``sharing``"""
+        """True where the attention takes a prefix tree and its stems (``trainer.layouts.shared``)."""
         # The name in the file that peft and vLLM read, without peft's name of the adapter in it.
         self.adapter: dict[str, Tensor] = {
             name.replace(".default.", "."): weight
@@ -94,14 +102,30 @@ class PolicyModel:
             if weight.requires_grad
         }
 
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Let the layouts that follow one another share their stems: each goes through the model once.
+
+        Its backward pass, which adds to the gradients of the adapter, is done when no layout needs it any more, at the
+        latest at the end. Within, the weights must not change.
+        """
+        self._stems = {}
+        try:
+            yield
+            for stems in self._stems.values():
+                stems.release()
+        finally:
+            self._stems = None
+
     def logprobs(self, layout: Layout, targets: Targets, *, base: bool = False) -> tuple[Tensor, Tensor]:
         """Return log π (T,) of the layout's trained tokens and the entropy (T,) where they were sampled.
 
-        With gradient unless it is switched off around the call. ``base``: with the adapter disabled.
+        With gradient unless it is switched off around the call. ``base``: with the adapter disabled. A layout with a
+        stem is taken only within ``sharing``.
         """
         with self._model.disable_adapter() if base else nullcontext(), self._precision():
-            hidden = self._hidden(layout)  # (B, L, H)
-        states = hidden.reshape(-1, hidden.shape[-1])[self._tensor(targets.places)]  # (M, H)
+            hidden = self._with_stem(layout, base)  # (tokens of the stem and B × L, H)
+        states = hidden[self._tensor(targets.places)]  # (M, H)
         columns = [self._tensor(values) for values in (targets.ids, targets.temperature, targets.top_p, targets.top_k)]
         logprobs, entropy = predicted(states, self._head, *columns)
         inverse = self._tensor(targets.inverse)
@@ -174,22 +198,39 @@ class PolicyModel:
         }
         (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2))
 
-    def _hidden(self, layout: Layout) -> Tensor:
-        large = layout.tokens > _CHECKPOINT_ABOVE and self.device.type == "cpu"
-        if large and torch.is_grad_enabled():
+    def _with_stem(self, layout: Layout, base: bool) -> Tensor:
+        around, below = Surroundings(), []
+        if layout.stem is not None:
+            if self._stems is None:
+                raise RuntimeError("a layout with a stem needs PolicyModel.sharing() around its passes")
+            held = self._stems.setdefault((base, torch.is_grad_enabled()), Stems(self._stem))
+            below = held.hold(layout.chain)
+            around.stems = held.pairs
+        if layout.mask is not None:
+            around.mask = attention.additive(self._tensor(layout.mask), self._head.weight.dtype)
+        hidden = self._hidden(layout.ids, layout.positions, around)
+        return torch.cat([*below, hidden]) if below else hidden
+
+    def _stem(self, stem: Stem, around: Surroundings) -> Tensor:
+        positions = np.arange(stem.start, stem.start + len(stem.ids))
+        return self._hidden(stem.ids[None], positions[None], around)
+
+    def _hidden(self, ids: Ints, positions: Ints, around: Surroundings) -> Tensor:
+        """(B × L, H) of rows (B, L)."""
+        large = ids.size > _CHECKPOINT_ABOVE and self.device.type == "cpu" and torch.is_grad_enabled()
+        if large:
             self._model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        mask = None if layout.mask is None else self._tensor(layout.mask)
         try:
             hidden: Tensor = self._backbone(
-                input_ids=self._tensor(layout.ids),
-                attention_mask=mask,
-                position_ids=self._tensor(layout.positions),
+                input_ids=self._tensor(ids),
+                position_ids=self._tensor(positions),
                 use_cache=False,
+                **({"surroundings": around} if self.trains_trees else {}),
             ).last_hidden_state
         finally:
-            if large and torch.is_grad_enabled():
+            if large:
                 self._model.gradient_checkpointing_disable()
-        return hidden
+        return hidden.reshape(-1, hidden.shape[-1])
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.device.type == "cpu":

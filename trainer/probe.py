@@ -59,7 +59,7 @@ class Probe:
     def logprobs(self, model: PolicyModel, micro_batch_tokens: int) -> list[list[float]]:
         """Compute the logprobs of each row's trained tokens under the model's present weights."""
         answers: list[list[float]] = [[] for _ in self.rows]
-        with torch.no_grad():
+        with torch.no_grad(), model.sharing():
             for layout in layouts(self.rows, micro_batch_tokens, tree=model.trains_trees):
                 found = targets(self.rows, layout)
                 logprobs, _ = model.logprobs(layout, found)

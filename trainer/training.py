@@ -22,7 +22,7 @@ from trainer import loss as losses
 from trainer.batches import Batch
 from trainer.errors import JobInvalid, UpdateFailed
 from trainer.jobs import UpdateSettings
-from trainer.layouts import Layout, Targets, layouts, targets
+from trainer.layouts import Layout, Targets, laid_out, layouts, targets
 from trainer.policy_model import PolicyModel
 
 OPTIMIZER = "optimizer.safetensors"
@@ -70,9 +70,10 @@ class Training:
         for step in range(self._settings.steps):
             sums: dict[str, float] = defaultdict(float)
             self._optimizer.zero_grad(set_to_none=True)
-            for number, (layout, found) in enumerate(self._plan):
-                self._accumulate(number, layout, found, sums)
-                progress(step * len(self._plan) + number + 1, total)
+            with self._model.sharing():
+                for number, (layout, found) in enumerate(self._plan):
+                    self._accumulate(number, layout, found, sums)
+                    progress(step * len(self._plan) + number + 1, total)
             if step == 0:
                 first = self._checked(sums)
             norm = self._step()
@@ -211,5 +212,5 @@ def shape_metrics(batch: Batch, chunks: list[Layout]) -> dict[str, float]:
         "rows": len({sequence.ids.tobytes() for sequence in batch.sequences}),
         "mean_length": sum(lengths) / len(lengths),
         "tokens": sum(lengths),
-        "tokens_laid_out": sum(layout.tokens for layout in chunks),
+        "tokens_laid_out": laid_out(chunks),
     }

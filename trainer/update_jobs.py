@@ -110,16 +110,16 @@ class Worker:
         plan = list(layouts(batch.sequences, job.settings.micro_batch_tokens, tree=model.trains_trees))
         answers = [np.zeros(len(sequence), dtype=np.float32) for sequence in batch.sequences]
         differences = []
-        for number, layout in enumerate(plan):
-            found = targets(batch.sequences, layout)
-            if len(found.ids):
-                with torch.no_grad():
+        with torch.no_grad(), model.sharing():
+            for number, layout in enumerate(plan):
+                found = targets(batch.sequences, layout)
+                if len(found.ids):
                     logprobs = model.logprobs(layout, found)[0].cpu().numpy()
-                for owner, member in enumerate(layout.members):
-                    sequence = batch.sequences[member]
-                    answers[member][sequence.trained] = logprobs[found.owner == owner]
-                    differences.append((sequence.logprobs - answers[member])[sequence.trained])
-            self._progress("score", number + 1, len(plan))
+                    for owner, member in enumerate(layout.members):
+                        sequence = batch.sequences[member]
+                        answers[member][sequence.trained] = logprobs[found.owner == owner]
+                        differences.append((sequence.logprobs - answers[member])[sequence.trained])
+                self._progress("score", number + 1, len(plan))
         save_file({"logprobs": np.concatenate(answers)}, folder / SCORES)
         difference = np.concatenate(differences).astype(np.float64)
         return {

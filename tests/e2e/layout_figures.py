@@ -24,12 +24,13 @@ def logprobs(model: PolicyModel, batch: Batch, limit: int, tree: bool) -> tuple[
     answers: list[np.ndarray] = [np.zeros(0)] * len(batch.sequences)
     for weight in model.adapter.values():
         weight.grad = None
-    for layout in layouts(batch.sequences, limit, tree=tree):
-        found = targets(batch.sequences, layout)
-        values, _ = model.logprobs(layout, found)
-        torch.autograd.backward(values.sum())
-        for owner, member in enumerate(layout.members):
-            answers[member] = values.detach().numpy()[found.owner == owner]
+    with model.sharing():
+        for layout in layouts(batch.sequences, limit, tree=tree, least_stem=1):
+            found = targets(batch.sequences, layout)
+            values, _ = model.logprobs(layout, found)
+            torch.autograd.backward(values.sum())
+            for owner, member in enumerate(layout.members):
+                answers[member] = values.detach().numpy()[found.owner == owner]
     probe = next(weight for name, weight in model.adapter.items() if "layers.3.mlp.up_proj.lora_B" in name)
     assert probe.grad is not None
     return np.concatenate(answers).tolist(), probe.grad[:32].reshape(-1).tolist()
@@ -46,7 +47,7 @@ def main(folder: str, path: str) -> None:
     batch = Batch.load(Path(path))
     figures = {"bfloat16": logprobs(model, batch, 1024, True)[0]}
     model._model.float()  # float32 shows a fault that the noise of bfloat16 would hide
-    for name, limit, tree in (("tree", 1024, True), ("padded", 1024, False), ("alone", 1, False)):
+    for name, limit, tree in (("tree", 1024, True), ("stems", 8, True), ("padded", 1024, False), ("alone", 1, False)):
         figures[name], figures[f"{name}_gradient"] = logprobs(model, batch, limit, tree)
     model.save_adapter(Path(path).parent)
     sys.stdout.write("\n" + json.dumps(figures) + "\n")

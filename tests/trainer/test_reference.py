@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from trainer import layouts
 from trainer.batches import Batch, Sequence
 from trainer.jobs import UpdateSettings
 from trainer.policy_model import PolicyModel, Shape
@@ -45,10 +46,13 @@ def tiny() -> Any:
     return model
 
 
-@pytest.fixture(params=[True, False], ids=["tree", "padded"])
-def model(tiny: Any, request: pytest.FixtureRequest) -> Iterator[PolicyModel]:
+@pytest.fixture(params=["tree", "stems", "padded"])
+def model(tiny: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyModel]:
     found = PolicyModel(tiny, Shape("tiny", 4, 8), Path())
-    found.trains_trees = request.param
+    assert found.trains_trees
+    found.trains_trees = request.param != "padded"
+    if request.param == "stems":
+        monkeypatch.setattr(layouts, "LEAST_STEM", 2)
     before = {name: weight.detach().clone() for name, weight in found.adapter.items()}
     yield found
     with torch.no_grad():
@@ -154,7 +158,7 @@ def batch_of(model: PolicyModel) -> Batch:
     return Batch(tuple(recorded), np.array([0.5, -0.5, 0.25, -0.25] * 3, dtype=np.float32))
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [40, 4096])
+@pytest.mark.parametrize("micro_batch_tokens", [12, 40, 4096])
 @pytest.mark.parametrize("kl_weight", [0.0, 0.1])
 @pytest.mark.parametrize("loss", ["grpo", "cispo"])
 def test_loss_and_gradient_are_those_of_the_formula(
@@ -176,3 +180,12 @@ def test_loss_and_gradient_are_those_of_the_formula(
         assert weight.grad is not None
         off = ((weight.grad - wanted[name]).norm() / wanted[name].norm()).item()
         assert off < 1e-4, name
+
+
+def test_a_stem_is_held_only_within_sharing(model: PolicyModel) -> None:
+    sequences = batch_of(model).sequences
+    parts = list(layouts.layouts(sequences, 12, tree=True, least_stem=2))
+    part = next(part for part in parts if part.stem is not None)
+    if model.trains_trees:
+        with pytest.raises(RuntimeError, match=r"needs PolicyModel\.sharing"):
+            model.logprobs(part, layouts.targets(sequences, part))

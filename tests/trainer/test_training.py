@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,9 @@ class Table:
 
     def __init__(self, logprobs: list[float]) -> None:
         self.adapter = {"logprobs": torch.tensor(logprobs, requires_grad=True)}
+
+    def sharing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def logprobs(self, _: Layout, targets: Targets) -> tuple[torch.Tensor, torch.Tensor]:
         found = self.adapter["logprobs"][torch.as_tensor(targets.ids[targets.inverse])]

@@ -31,12 +31,12 @@ class Own:
         """The batch with the model's own logprobs of its trained tokens, as if it had just sampled them."""
         sequences = self._batch.sequences
         answers = [np.zeros(len(sequence), dtype=np.float32) for sequence in sequences]
-        for layout in layouts(sequences, self._settings.micro_batch_tokens, tree=self._model.trains_trees):
-            found = targets(sequences, layout)
-            with torch.no_grad():
+        with torch.no_grad(), self._model.sharing():
+            for layout in layouts(sequences, self._settings.micro_batch_tokens, tree=self._model.trains_trees):
+                found = targets(sequences, layout)
                 logprobs = self._model.logprobs(layout, found)[0].cpu().numpy()
-            for owner, member in enumerate(layout.members):
-                answers[member][sequences[member].trained] = logprobs[found.owner == owner]
+                for owner, member in enumerate(layout.members):
+                    answers[member][sequences[member].trained] = logprobs[found.owner == owner]
         rows = zip(sequences, answers, strict=True)
         return Batch(tuple(replace(sequence, logprobs=values) for sequence, values in rows), self._batch.advantages)
 
