@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -26,11 +27,29 @@ class Exchange:
     """What is new in the request."""
     output: list[Message]
     response_id: str | None
+    agent: str | None
+    started_at: float
+    tools: list[Any]
+    """Those that were offered; empty where they are the parent's."""
+
+    @property
+    def is_answered(self) -> bool:
+        return self.complete and bool(self.output)
 
     @property
     def lengthens(self) -> bool:
         """What is new is the end of the parent's one text."""
         return bool(self.messages) and self.messages[0].get(GROWN) is True
+
+    @property
+    def restates(self) -> bool:
+        """What is new begins with an answer, said otherwise than the parent said it."""
+        return (
+            self.parent is not None
+            and self.continues is None
+            and bool(self.messages)
+            and self.messages[0].get("role") == "assistant"
+        )
 
 
 def of_session(db: Database, session: SessionKey) -> list[Exchange]:
@@ -45,10 +64,13 @@ def of_session(db: Database, session: SessionKey) -> list[Exchange]:
             orjson.loads(row["input"]),
             orjson.loads(row["output"]),
             row["response_id"],
+            row["agent"],
+            row["started_at"],
+            orjson.loads(row["tools"] or "[]"),
         )
         for row in db.all(
-            "SELECT seq, dialect, outcome, parent, continues, input, output, response_id FROM calls"
-            " WHERE session = ? ORDER BY seq",
+            "SELECT seq, dialect, outcome, parent, continues, input, output, response_id, agent, started_at, tools"
+            " FROM calls WHERE session = ? ORDER BY seq",
             (session,),
         )
     ]

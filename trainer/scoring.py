@@ -6,11 +6,11 @@ import secrets
 import time
 from dataclasses import replace
 
-from storage import calls, groups, sessions
+from storage import exchanges, groups, sessions
 from storage.database import Database
 from storage.states import GroupState, Outcome
 from storage.types import Group, Member, RunId, SessionKey
-from trainer import ruler, sequences
+from trainer import attempts, ruler
 from trainer.advantages import advantages
 from trainer.client_rewards import Named, of_members
 from trainer.errors import JudgeRefused
@@ -38,9 +38,9 @@ def by_judge(db: Database, group: Group, judge: Judge, min_spread: float) -> Non
     Raises `JudgeUnreachable` or `JudgeSilent`: the group waits.
     """
     try:
-        attempts = [attempt(db, member.session) for member in group.members]
+        seen = [attempt(db, member.session) for member in group.members]
         seed = secrets.randbits(_SEED_BITS)
-        scores = ruler.score(judge, attempts, seed)
+        scores = ruler.score(judge, seen, seed)
     except JudgeRefused as refused:
         skip(db, group, f"judge failed: {refused}")
         return
@@ -80,7 +80,4 @@ def _keep(db: Database, group: Group, members: list[Member], verdict: groups.Ver
 
 def attempt(db: Database, session: SessionKey) -> Attempt:
     """What the judge sees of a session."""
-    last = sequences.last_call(calls.of_session(db, session))
-    assert last is not None, "a session without an answer does not enter a group"
-    messages, tools = calls.transcript(db, last)
-    return Attempt(tuple(messages), tuple(tools))
+    return attempts.attempt(exchanges.of_session(db, session))
