@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from scripts.bench.training import report, rows
+from scripts.bench.training import measure, report, rows
 from scripts.bench.training.measure import LIMIT, OURS, TRL, Measured
 from scripts.bench.training.sessions import plain
 from trainer.batches import Batch
@@ -66,14 +68,14 @@ def test_a_pilot_takes_few_micro_batches_evenly_spread(size: int, chosen: list[i
 
 
 def test_ratios_are_of_the_medians_and_memory_is_over_that_of_a_row_a_session() -> None:
-    def measured(name: str, cpu: list[float], peak: float) -> Measured:
+    def of(name: str, cpu: list[float], peak: float) -> Measured:
         return Measured(name, wall=[2 * value for value in cpu], cpu=cpu, peak_mb=peak)
 
     found = {
-        OURS: measured(OURS, [4.0, 2.0, 3.0], 1500),
-        LIMIT: measured(LIMIT, [3.0], 1),
-        TRL[0]: measured(TRL[0], [15.0], 9000),
-        TRL[1]: measured(TRL[1], [6.0], 3000),
+        OURS: of(OURS, [4.0, 2.0, 3.0], 1500),
+        LIMIT: of(LIMIT, [3.0], 1),
+        TRL[0]: of(TRL[0], [15.0], 9000),
+        TRL[1]: of(TRL[1], [6.0], 3000),
     }
     size = report.Size(sessions=8, trained=300, unique=600)
     assert report.figures(found, size) == {
@@ -90,3 +92,53 @@ def test_ratios_are_of_the_medians_and_memory_is_over_that_of_a_row_a_session() 
 
 def test_memory_is_drawn_out_from_the_two_longest_sessions() -> None:
     assert report.extrapolated({2048: 5000.0, 4096: 1000.0, 8192: 2000.0}) == 2000 + 6 * 1000
+
+
+class Trl:
+    """A contender that takes what it is told for each way, in CPU seconds of ten tokens; None: too much memory."""
+
+    costs: ClassVar[dict[tuple[int, bool], float | None]] = {}
+    tried: ClassVar[list[tuple[int, bool]]] = []
+
+    def __init__(self, *_: Any) -> None:
+        self.tried.clear()
+
+    def __enter__(self) -> Trl:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def step(self, order: dict[str, Any]) -> dict[str, Any]:
+        assert order["pilot"]
+        way = (order["size"], order["recompute"])
+        slow = 2 if way not in self.tried else 1  # the first try finds its memory
+        self.tried.append(way)
+        cost = self.costs[way]
+        return {"failed": "more memory than is free"} if cost is None else {"cpu": slow * cost, "tokens": 10}
+
+    def close(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("costs", "rows", "best", "sizes"),
+    [
+        ([5, 6, 4, 7, 3, 8], 64, (48, False), [1, 8, 48]),
+        ([5, 6, 4, 7, 3, 8], 8, (8, False), [1, 8]),
+        ([5, 6, 4, 7, None, 3], 64, (48, True), [1, 8, 48]),
+        ([5, 4, 9, 8, 1, 1], 64, (1, True), [1, 8]),
+        ([5, 4, None, None, 9, 8], 64, (1, True), [1, 8, 48]),
+    ],
+)
+def test_trl_is_taken_at_the_best_of_its_ways(
+    costs: list[float | None], rows: int, best: tuple[int, bool], sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = [(size, recompute) for size in (1, 8, 48) for recompute in (False, True)]
+    monkeypatch.setattr(Trl, "costs", dict(zip(ways, costs, strict=True)))
+    monkeypatch.setattr(measure, "Contender", Trl)
+    said: list[str] = []
+    found = measure.best_way("trl per call", "model", Path("batch"), rows, said.append)
+    assert (found["size"], found["recompute"], found["pilot"]) == (*best, False)
+    assert list(dict.fromkeys(size for size, _ in Trl.tried)) == sizes
+    assert len(said) == 2 * len(sizes)

@@ -81,7 +81,8 @@ def compare(model: str, folder: Path, plan: Plan, rounds: int, console: Console)
     batch = Batch.load(path)
     unique = sum(len(row) for row in rows.unique(batch, batch.trained_tokens))
     size = report.Size(plan.groups * ATTEMPTS, batch.trained_tokens, unique)
-    ways = {name: best_way(name, model, path, say) for name in TRL}
+    counts = dict(zip(TRL, (len(rows.per_call(batch)), len(rows.per_session(batch))), strict=True))
+    ways = {name: best_way(name, model, path, count, say) for name, count in counts.items()}
     found = in_turns(model, path, ways, rounds, say)
     report.show(console, found, size)
     return report.figures(found, size)

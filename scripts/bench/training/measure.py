@@ -15,6 +15,7 @@ from scripts.services import CannotStart
 OURS, LIMIT = "ours", "limit"
 TRL = ("trl per call", "trl per session")
 SIZES = (1, 8, 48)
+_CLEARLY = 1.15
 Say = Callable[[str], None]
 Order = dict[str, Any]
 
@@ -37,28 +38,42 @@ class Measured:
         return statistics.median(self.cpu if clock == "cpu" else self.wall)
 
 
-def best_way(name: str, model: str, batch: Path, say: Say) -> Order:
+def best_way(name: str, model: str, batch: Path, rows: int, say: Say) -> Order:
     """Try TRL's ways out on a few micro-batches; the one with the least CPU time a trained token.
 
-    With its activations kept where they fit into the memory, and computed again.
+    With its activations kept where they fit into the memory, and computed again. A size is not tried when the one below
+    it held all ``rows``, nor when that was already clearly slower than the best: one that is larger still pads more.
     """
     rates: dict[tuple[int, bool], float] = {}
     with Contender(name, model, batch) as trl:
-        trl.step(_order(1, recompute=False, pilot=True))  # warms up
         for size in SIZES:
             for recompute in (False, True):
-                found = trl.step(_order(size, recompute=recompute, pilot=True))
-                text = f"{name}: batch {size}{', checkpointing' if recompute else ''}: "
-                if "failed" in found:
-                    say(text + found["failed"])
+                order = _order(size, recompute=recompute, pilot=True)
+                rate = _rate(trl, order)
+                if isinstance(rate, float):
+                    rates[size, recompute] = rate
+                    say(f"{name}: {_way(order)}: {1000 * rate:.2f} ms of CPU a trained token")
                 else:
-                    rates[size, recompute] = found["cpu"] / found["tokens"]
-                    say(text + f"{1000 * rates[size, recompute]:.2f} ms of CPU a trained token")
+                    say(f"{name}: {_way(order)}: {rate}")
+            of_size = [rate for way, rate in rates.items() if way[0] == size]
+            if size >= rows or (of_size and min(of_size) > _CLEARLY * min(rates.values())):
+                break
         trl.close()
     if not rates:
         raise CannotStart(f"{name}: no way fits into the memory that is free")
     size, recompute = min(rates, key=lambda way: rates[way])
     return _order(size, recompute=recompute, pilot=False)
+
+
+def _rate(trl: Contender, order: Order) -> float | str:
+    """CPU seconds a trained token, the less of two tries, of which the first one finds its memory; or why none."""
+    found = []
+    for _ in range(2):
+        tried = trl.step(order)
+        if "failed" in tried:
+            return str(tried["failed"])
+        found.append(float(tried["cpu"] / tried["tokens"]))
+    return min(found)
 
 
 def in_turns(model: str, batch: Path, ways: dict[str, Order], rounds: int, say: Say) -> dict[str, Measured]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from scripts.bench.training.rows import Row, micro_batches, sample
 from trainer.jobs import UpdateSettings
 
-_PILOT_ROWS = 8
+_PILOT_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,6 @@ class Way:
 
     size: int
     recompute: bool
-
-    @property
-    def name(self) -> str:
-        return f"batch {self.size}" + (", checkpointing" if self.recompute else "")
 
 
 class Peer:
