@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from storage import counts, sessions
 from storage.database import Database, Row
 from storage.errors import NotFound
@@ -22,6 +24,8 @@ class Verdict:
     """What they cost, prompts and answers together."""
     seed: int | None = None
     """As `Group.judge_seed`; None where nobody was asked."""
+    cut: dict[str, int] | None = None
+    """As `Group.judge_cut`."""
 
 
 def claim(db: Database, group: GroupId, members: Sequence[Session], at: float) -> bool:
@@ -74,8 +78,9 @@ def set_scores(db: Database, group: Group, members: Sequence[Member], verdict: V
     """Keep the scores and their reasons. Inside a transaction."""
     move(db, group, GroupState.SCORED)
     db.execute(
-        "UPDATE groups SET judge = ?, judge_tokens = judge_tokens + ?, judge_seed = ?, scored_at = ? WHERE id = ?",
-        (verdict.judge, verdict.tokens, verdict.seed, at, group.id),
+        "UPDATE groups SET judge = ?, judge_tokens = judge_tokens + ?, judge_seed = ?, judge_cut = ?, scored_at = ?"
+        " WHERE id = ?",
+        (verdict.judge, verdict.tokens, verdict.seed, _json(verdict.cut), at, group.id),
     )
     for member in members:
         db.execute(
@@ -141,7 +146,7 @@ def rows(db: Database, where: dict[str, Any], limit: int, cursor: str | None) ->
         f" FROM groups WHERE {' AND '.join(terms)} ORDER BY id DESC LIMIT ?",
         (*parameters, limit),
     )
-    return [dict(row) for row in found]
+    return [{**dict(row), "judge_cut": _read(row["judge_cut"])} for row in found]
 
 
 def member_rows(db: Database, group: GroupId) -> list[dict[str, Any]]:
@@ -160,6 +165,14 @@ def states(db: Database) -> dict[str, int]:
     return counts.of(db, "group")
 
 
+def _json(cut: dict[str, int] | None) -> str | None:
+    return None if cut is None else orjson.dumps(cut).decode()
+
+
+def _read(cut: str | None) -> dict[str, int] | None:
+    return None if cut is None else orjson.loads(cut)
+
+
 def _group(db: Database, row: Row) -> Group:
     members = db.all('SELECT * FROM group_members WHERE "group" = ? ORDER BY session', (row["id"],))
     return Group(
@@ -174,5 +187,6 @@ def _group(db: Database, row: Row) -> Group:
         judge=row["judge"],
         judge_tokens=row["judge_tokens"],
         judge_seed=row["judge_seed"],
+        judge_cut=_read(row["judge_cut"]),
         run=RunId(row["run"]) if row["run"] else None,
     )

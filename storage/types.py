@@ -208,6 +208,9 @@ class Group:
     judge_tokens: int = 0
     judge_seed: int | None = None
     """From which the order and the ids were drawn under which the judge saw the members."""
+    judge_cut: dict[str, int] | None = None
+    """What the judge was not shown, for it did not fit: ``tokens`` in all, from how many ``texts``, whole ``messages``;
+    None: nothing."""
     run: RunId | None = None
 
 

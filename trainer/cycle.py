@@ -120,7 +120,7 @@ class Cycle:
                 if judge is None:
                     problem = problem or NO_JUDGE
                 else:
-                    scoring.by_judge(self._db, group, judge, least)
+                    scoring.by_judge(self._db, group, judge, self._settings.judge.terms(group.scenario), least)
             except JudgeUnreachable as unreachable:
                 # The groups that need no judge do not wait for it.
                 judge, problem = None, str(unreachable)

@@ -10,6 +10,7 @@
     ├── JudgeUnreachable the judge answers nobody, until it is back or the settings are mended: all groups wait
     ├── JudgeSilent      no answer for this group now, by a timeout or a fault of the judge: the group waits
     ├── JudgeRefused     the judge's answer for this group cannot be used: the group is skipped
+    │   └── JudgeTooLong the group does not fit into the judge's context: it is asked with less, if that can be
     ├── NoWeights        nobody tells where the base model's weights lie
     └── AlreadyRunning   another trainer works on the same data folder
 
@@ -58,6 +59,10 @@ class JudgeSilent(TrainerError):
 
 class JudgeRefused(TrainerError):
     """An answer without a usable score for every attempt; the text says what is wrong with it."""
+
+
+class JudgeTooLong(JudgeRefused):
+    """The judge says that the request has too many tokens."""
 
 
 class NoWeights(TrainerError):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from storage.secrecy import Secrets
-from trainer.errors import JudgeRefused, JudgeSilent, JudgeUnreachable
+from trainer.errors import JudgeRefused, JudgeSilent, JudgeTooLong, JudgeUnreachable
 
 _TIMEOUT = httpx.Timeout(120.0, connect=10.0)
 _OF_THIS_GROUP = (400, 413, 422)
 """What the judge says of a request that it cannot take."""
+_TOO_LARGE = 413
+_TOO_LONG = re.compile(r"context|too long|too many tokens|tokens? (count|limit)|max\w* \w*tokens", re.IGNORECASE)
+"""What servers say to a request that does not fit: vLLM, OpenAI, Anthropic and Gemini each have words of their own."""
 _OF_THIS_MOMENT = (408, 429)
 """As every status from 500 on: another request may be answered. What is left is meant for whoever sends it."""
 
@@ -61,7 +65,10 @@ class Judge:
             ) from error
         status = response.status_code
         if status in _OF_THIS_GROUP:
-            raise JudgeRefused(f"the judge answered with {status}: {self._said(response)}")
+            too_long = status == _TOO_LARGE or _TOO_LONG.search(response.text)
+            raise (JudgeTooLong if too_long else JudgeRefused)(
+                f"the judge answered with {status}: {self._said(response)}"
+            )
         if status in _OF_THIS_MOMENT or status >= 500:
             raise JudgeSilent(f"the judge at {self._url} answered with {status}: {self._said(response)}")
         if status != 200:

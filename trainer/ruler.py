@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainer.errors import JudgeRefused
-from trainer.judge import Judge
-from trainer.question import Attempt, question
+from trainer.cutting import Cut
+from trainer.errors import JudgeRefused, JudgeTooLong
+from trainer.judge import Judge, Reply
+from trainer.question import Attempt, Question, Terms, question
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Scores:
 
     scores: tuple[Score, ...]
     tokens: int
+    cut: Cut | None = None
+    """What the judge was not shown."""
 
 
 class _Entry(BaseModel):
@@ -44,27 +47,47 @@ class _Answer(BaseModel):
     scores: list[_Entry]
 
 
-def score(judge: Judge, attempts: Sequence[Attempt], seed: int) -> Scores:
+SCHEMA = _Answer.model_json_schema()
+
+_SHORTER = 2
+"""How often a question that is too long for the judge is asked again, cut further,"""
+_SHARE = 0.7
+"""each time to so much of what it was."""
+
+
+def score(judge: Judge, attempts: Sequence[Attempt], terms: Terms, seed: int) -> Scores:
     """Have the judge compare ``attempts``; equal ones are shown once and scored alike.
 
     ``seed``: of their order and ids. Raises `JudgeUnreachable`, `JudgeSilent` (both: try later) or `JudgeRefused`
     (this group cannot be scored).
     """
     distinct = {attempt.content: attempt for attempt in attempts}
-    asked = question(list(distinct.values()), seed)
-    schema = _Answer.model_json_schema()
-    reply = judge.ask(asked.messages, schema)
+    asked, reply = _ask(judge, list(distinct.values()), terms, seed)
     tokens = reply.tokens
     try:
         found = read_answer(reply.content, asked.ids)
     except JudgeRefused as fault:
         again = {"role": "user", "content": f"That answer cannot be used: {fault}. Answer again, with JSON alone."}
         said = [{"role": "assistant", "content": reply.content}] if reply.content else []
-        reply = judge.ask([*asked.messages, *said, again], schema)
+        reply = judge.ask([*asked.messages, *said, again], SCHEMA)
         tokens += reply.tokens
         found = read_answer(reply.content, asked.ids)
     by_content = dict(zip(distinct, found, strict=True))
-    return Scores(tuple(by_content[attempt.content] for attempt in attempts), tokens)
+    return Scores(tuple(by_content[attempt.content] for attempt in attempts), tokens, asked.cut)
+
+
+def _ask(judge: Judge, attempts: Sequence[Attempt], terms: Terms, seed: int) -> tuple[Question, Reply]:
+    """Ask; where the judge counts more tokens than we do and says that they are too many, ask with fewer."""
+    asked = question(attempts, terms.instruction, seed, terms.limit)
+    for _ in range(_SHORTER):
+        try:
+            return asked, judge.ask(asked.messages, SCHEMA)
+        except JudgeTooLong as too_long:
+            try:
+                asked = question(attempts, terms.instruction, seed, int(asked.tokens * _SHARE))
+            except JudgeRefused:
+                raise too_long from None
+    return asked, judge.ask(asked.messages, SCHEMA)
 
 
 def read_answer(content: str, ids: Sequence[str]) -> list[Score]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from storage import exchanges, groups, sessions
 from storage.database import Database
@@ -15,7 +15,7 @@ from trainer.advantages import advantages
 from trainer.client_rewards import Named, of_members
 from trainer.errors import JudgeRefused
 from trainer.judge import Judge
-from trainer.question import Attempt
+from trainer.question import Attempt, Terms
 
 CLIENTS = "the clients' own rewards"
 _SEED_BITS = 53
@@ -32,7 +32,7 @@ def by_clients(db: Database, group: Group, min_spread: float, weights: Named) ->
     return True
 
 
-def by_judge(db: Database, group: Group, judge: Judge, min_spread: float) -> None:
+def by_judge(db: Database, group: Group, judge: Judge, terms: Terms, min_spread: float) -> None:
     """Give every member the judge's score; a group for which it cannot be had is skipped with the reason.
 
     Raises `JudgeUnreachable` or `JudgeSilent`: the group waits.
@@ -40,14 +40,15 @@ def by_judge(db: Database, group: Group, judge: Judge, min_spread: float) -> Non
     try:
         seen = [attempt(db, member.session) for member in group.members]
         seed = secrets.randbits(_SEED_BITS)
-        scores = ruler.score(judge, seen, seed)
+        scores = ruler.score(judge, seen, terms, seed)
     except JudgeRefused as refused:
         skip(db, group, f"judge failed: {refused}")
         return
     members = [
         replace(m, reward=s.value, explanation=s.explanation) for m, s in zip(group.members, scores.scores, strict=True)
     ]
-    _keep(db, group, members, groups.Verdict(judge.name, scores.tokens, seed), min_spread)
+    cut = asdict(scores.cut) if scores.cut else None
+    _keep(db, group, members, groups.Verdict(judge.name, scores.tokens, seed, cut), min_spread)
 
 
 def skip(db: Database, group: Group, reason: str, run: RunId | None = None) -> None:

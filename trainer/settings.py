@@ -9,6 +9,7 @@ from pydantic_settings import NoDecode
 
 from storage.settings import ADDRESS_MARKS, Settings, Table
 from trainer.jobs import UpdateSettings
+from trainer.question import HOW, Terms
 
 
 class GroupSettings(Table):
@@ -36,6 +37,19 @@ class RewardSettings(Table):
         return value
 
 
+class JudgeSettings(Table):
+    context: int = Field(32768, ge=1024)
+    """Tokens that the judge can take, as tiktoken's cl100k_base counts them; a longer group is cut, and says so."""
+    rubric: str = Field(HOW, min_length=1)
+    """What makes one attempt better than another, in words for the judge."""
+    rubrics: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
+    """By scenario, in place of `rubric`."""
+
+    def terms(self, scenario: str) -> Terms:
+        """How the groups of a scenario are judged."""
+        return Terms(self.rubrics.get(scenario, self.rubric), self.context)
+
+
 class LoopSettings(Table):
     interval: float = Field(60.0, gt=0)
     """Seconds between two cycles; new work starts one earlier."""
@@ -58,6 +72,7 @@ class TrainerSettings(Settings):
     judge_api_key: SecretStr | None = None
     group: GroupSettings = GroupSettings()
     reward: RewardSettings = RewardSettings()
+    judge: JudgeSettings = JudgeSettings()
     trainer: LoopSettings = LoopSettings()
     train: TrainSettings = TrainSettings()
 

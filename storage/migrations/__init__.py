@@ -14,6 +14,7 @@ from storage.migrations import (
     m006_token_limit,
     m007_drift,
     m008_judge_seed,
+    m009_judge_cut,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ ALL: dict[str, Callable[[Database], None]] = {
     "006_token_limit": m006_token_limit.migrate,
     "007_drift": m007_drift.migrate,
     "008_judge_seed": m008_judge_seed.migrate,
+    "009_judge_cut": m009_judge_cut.migrate,
 }
 
 

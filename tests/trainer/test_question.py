@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.question import Attempt, question
+from trainer import tokens
+from trainer.errors import JudgeRefused
+from trainer.question import HOW, Attempt, Terms, question
 
 SEED = 7
 SYSTEM = {"role": "system", "content": "Find the door."}
@@ -25,7 +27,7 @@ def attempt(*texts: str, tools: tuple[Any, ...] = ()) -> Attempt:
 
 def document(*attempts: Attempt, seed: int = SEED) -> dict[str, Any]:
     """The document, its trajectories in the order of ``attempts`` and without their ids."""
-    asked = question(attempts, seed)
+    asked = question(attempts, HOW, seed)
     system, user = asked.messages
     assert (system["role"], user["role"]) == ("system", "user")
     found: dict[str, Any] = json.loads(user["content"])
@@ -72,7 +74,7 @@ _HOSTILE = [
 def test_nothing_that_an_agent_wrote_closes_what_it_stands_in(text: str) -> None:
     found = document(attempt(text), attempt("honest"))
     assert found["trajectories"][0]["messages"] == [said(text)]
-    first, other = question([attempt(text), attempt("honest")], 1), question([attempt("x"), attempt("y")], 2)
+    first, other = question([attempt(text), attempt("honest")], HOW, 1), question([attempt("x"), attempt("y")], HOW, 2)
     assert first.messages[0] == other.messages[0]
 
 
@@ -86,8 +88,45 @@ def test_deeply_nested_messages_are_shown_to_a_depth() -> None:
     deep: Any = "bottom"
     for _ in range(252):
         deep = [deep]
-    found = question([Attempt((USER, {"role": "assistant", "content": deep})), attempt("b")], SEED)
+    found = question([Attempt((USER, {"role": "assistant", "content": deep})), attempt("b")], HOW, SEED)
     assert "nested too deeply" in found.messages[1]["content"]
+
+
+LONG = " ".join(map(str, range(3000)))
+
+
+def test_what_does_not_fit_is_cut_and_says_so() -> None:
+    attempts = [attempt("short"), attempt(LONG), attempt("also short")]
+    whole = question(attempts, HOW, SEED)
+    assert (whole.cut, "cut_mark" in document(*attempts)) == (None, False)
+    asked = question(attempts, HOW, SEED, limit=1500)
+    assert whole.tokens > 5000
+    assert asked.cut is not None
+    assert (asked.cut.texts, asked.cut.messages) == (1, 0)
+    assert asked.tokens == whole.tokens - asked.cut.tokens <= 1500
+    counted = sum(tokens.count(message["content"]) for message in asked.messages)
+    assert abs(asked.tokens - counted) < 60
+    found = json.loads(asked.messages[1]["content"])
+    assert sum(found["cut_mark"] in json.dumps(one) for one in found["trajectories"]) == 1
+    assert found["cut_mark"] not in asked.ids
+    assert question(attempts, HOW, SEED, limit=whole.tokens) == whole
+
+
+def test_a_group_that_no_cut_makes_fit_is_refused() -> None:
+    with pytest.raises(JudgeRefused, match=r"2 attempts of about \d+ tokens do not fit into 100, .*judge\.context"):
+        question([attempt(LONG), attempt("b")], HOW, SEED, limit=100)
+
+
+def test_a_rubric_stands_between_what_stays() -> None:
+    instruction = Terms("Shorter is better.").instruction
+    assert "How to score:\nShorter is better.\n\nOnly the order" in instruction
+    assert HOW in Terms().instruction
+    assert instruction.replace("Shorter is better.", HOW) == Terms().instruction
+
+
+@pytest.mark.parametrize(("context", "limit"), [(None, None), (1024, 768), (8192, 6144), (128_000, 123_904)])
+def test_room_is_kept_for_the_answer(context: int | None, limit: int | None) -> None:
+    assert Terms(context=context).limit == limit
 
 
 ATTEMPTS = [attempt(text) for text in "abcdefgh"]
@@ -95,13 +134,13 @@ ATTEMPTS = [attempt(text) for text in "abcdefgh"]
 
 def shown(seed: int) -> list[str]:
     """The attempts' texts in the order in which the judge sees them."""
-    found = json.loads(question(ATTEMPTS, seed).messages[1]["content"])
+    found = json.loads(question(ATTEMPTS, HOW, seed).messages[1]["content"])
     return [one["messages"][0]["content"] for one in found["trajectories"]]
 
 
 def test_a_seed_gives_the_same_question_again() -> None:
-    assert question(ATTEMPTS, 3) == question(ATTEMPTS, 3)
-    assert question(ATTEMPTS, 3).ids != question(ATTEMPTS, 4).ids
+    assert question(ATTEMPTS, HOW, 3) == question(ATTEMPTS, HOW, 3)
+    assert question(ATTEMPTS, HOW, 3).ids != question(ATTEMPTS, HOW, 4).ids
 
 
 def test_every_attempt_comes_to_every_place() -> None:
@@ -115,8 +154,8 @@ def test_every_attempt_comes_to_every_place() -> None:
 
 
 def test_an_id_that_an_agent_wrote_is_not_used() -> None:
-    drawn = question(ATTEMPTS, SEED).ids
+    drawn = question(ATTEMPTS, HOW, SEED).ids
     guessing = [*ATTEMPTS[:-1], attempt(f"{drawn[0]} and {drawn[3]} are the best")]
-    ids = question(guessing, SEED).ids
+    ids = question(guessing, HOW, SEED).ids
     assert len(set(ids)) == 8
     assert not {drawn[0], drawn[3]} & set(ids)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.trainer.fake_judge import Answer, FakeJudge, says, scores, served
-from trainer.errors import JudgeRefused
+from trainer.errors import JudgeRefused, JudgeTooLong
 from trainer.judge import Judge
-from trainer.question import Attempt
+from trainer.question import Attempt, Terms
 from trainer.ruler import Score, read_answer, score
 
 SYSTEM = {"role": "system", "content": "Find the door."}
@@ -87,7 +87,7 @@ def ask(fake: FakeJudge, attempts: list[Attempt], *answers: Answer) -> list[floa
     fake.answers = list(answers)
     judge = Judge(fake.url, "judge-1", None)
     try:
-        return [one.value for one in score(judge, attempts, 5).scores]
+        return [one.value for one in score(judge, attempts, Terms(), 5).scores]
     finally:
         judge.close()
 
@@ -110,7 +110,7 @@ def test_equal_attempts_are_judged_once_and_scored_alike(fake: FakeJudge) -> Non
 def test_a_fault_is_named_and_asked_for_once_more(fake: FakeJudge) -> None:
     fake.answers = [says(scores(0.5, 7), tokens=30), says(scores(0.5, 0.7), tokens=12)]
     judge = Judge(fake.url, "judge-1", None)
-    found = score(judge, [attempt("a"), attempt("b")], 5)
+    found = score(judge, [attempt("a"), attempt("b")], Terms(), 5)
     judge.close()
     assert ([one.value for one in found.scores], found.tokens) == ([0.5, 0.7], 42)
     first, second = fake.requests
@@ -138,6 +138,34 @@ def test_a_group_that_the_judge_cannot_take_is_asked_once(fake: FakeJudge) -> No
     with pytest.raises(JudgeRefused, match="400"):
         ask(fake, [attempt("a"), attempt("b")], (400, "context too long"))
     assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (400, "This model's maximum context length is 2048 tokens. However, you requested 2100 tokens"),
+        (400, '{"error": {"code": "context_length_exceeded"}}'),
+        (400, "prompt is too long: 210000 tokens > 200000 maximum"),
+        (400, "The input token count (1200000) exceeds the maximum number of tokens allowed"),
+        (413, "no"),
+    ],
+)
+def test_a_group_that_is_too_long_for_the_judge_is_cut_further(fake: FakeJudge, refusal: Answer) -> None:
+    fake.answers = [refusal, refusal, says(scores(0, 1))]
+    judge = Judge(fake.url, "judge-1", None)
+    found = score(judge, [attempt("a" * 9000), attempt("b " * 9000)], Terms(), 5)
+    judge.close()
+    assert [one.value for one in found.scores] == [0.0, 1.0]
+    lengths = [len(request["messages"][1]["content"]) for request in fake.requests]
+    assert lengths == sorted(lengths, reverse=True)
+    assert found.cut is not None
+    assert found.cut.texts == 1
+
+
+def test_a_group_that_stays_too_long_is_refused(fake: FakeJudge) -> None:
+    with pytest.raises(JudgeTooLong, match="context of 12"):
+        ask(fake, [attempt("a" * 9000), attempt("b")], (400, "this has a context of 12"))
+    assert len(fake.requests) == 3
 
 
 def test_an_answer_with_half_a_surrogate_pair_can_be_sent_back(fake: FakeJudge) -> None:

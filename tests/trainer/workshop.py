@@ -32,6 +32,7 @@ from trainer.errors import UpdateFailed
 from trainer.jobs import BATCH, Job
 from trainer.judge import Judge
 from trainer.publication import MANIFEST, Manifest, publication
+from trainer.question import Terms
 from trainer.settings import TrainerSettings
 from trainer.training_runs import TrainingRuns
 
@@ -63,7 +64,7 @@ def score(db: Database, group: Group, judge: Judge | None, min_spread: float) ->
         return True
     if judge is None:
         return False
-    scoring.by_judge(db, group, judge, min_spread)
+    scoring.by_judge(db, group, judge, Terms(), min_spread)
     return True
 
 
@@ -124,7 +125,7 @@ class Workshop(Recorded):
     def training(self, **changes: Any) -> TrainingRuns:
         return TrainingRuns(self.db, self.settings(**changes), self.worker)
 
-    def cycle(self, judge: Judge | None = None, **changes: Any) -> Cycle:
+    def cycle(self, judge: Judge | None = None, /, **changes: Any) -> Cycle:
         return Cycle(self.db, self.settings(**changes), judge, self.training(**changes))
 
     def closed(self, name: str, *, reward: float | None = None, owner: str = DEFAULT_OWNER, **start: Any) -> Session:
