@@ -21,10 +21,11 @@ _LOGITS_BYTES = 64 << 20
 def predicted(
     states: Tensor, head: Any, ids: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability (M,) and entropy (M,) as ``trainer.loss.logprobs_and_entropy`` defines them.
+    """Log-probability of each target under the distribution that the engine samples from, and its entropy in nats.
 
-    ``states`` (M, H), ``head`` a frozen linear layer with weight (V, H); the rest (M,). The logprobs carry a gradient
-    where the states do, the entropy none.
+    As vLLM's ``processed_logprobs``: logits over temperature, then top_k, then top_p on what is left.
+    ``states`` (M, H), ``head`` a frozen linear layer with weight (V, H); the rest (M,), with 0 for no top_k and 1 for
+    no top_p. Returns two of (M,): the logprobs carry a gradient where the states do, the entropy none.
     """
     # float32: logits rounded to bfloat16 are off by up to 0.06, and so would be the logprobs.
     bias = None if head.bias is None else head.bias.detach().float()

@@ -100,32 +100,11 @@ def too_far(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, owner: Tens
     return (worst < 0) & (drift / tokens.clamp(min=1) > GUARD)
 
 
-def logprobs_and_entropy(
-    logits: Tensor, targets: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target under the distribution that the engine samples from, and its entropy.
-
-    As vLLM's ``processed_logprobs``: logits over temperature, then top_k, then top_p on what is left. The
-    target itself always stays in the set: where the engines' rounding puts it just outside, its logprob
-    would be −∞. ``logits`` is (M, V) float32; the rest (M,), with 0 for no top_k and 1 for no top_p. Returns (M,)
-    with gradient and (M,) in nats without.
-    """
-    scaled = logits / temperature[:, None]
-    kept = truncation(scaled.detach(), targets, top_p, top_k)
-    if kept is not None:
-        scaled = scaled.masked_fill(~kept, float("-inf"))
-    normal = scaled.logsumexp(dim=-1)
-    logprobs = scaled.gather(1, targets[:, None])[:, 0] - normal
-    with torch.no_grad():
-        probabilities = (scaled - normal[:, None]).exp()
-        mean = (probabilities * scaled.clamp(min=torch.finfo(scaled.dtype).min)).sum(dim=-1)
-        entropy = (normal - mean).clamp(min=0)
-    return logprobs, entropy
-
-
 def truncation(scaled: Tensor, targets: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor | None:
     """Tell which tokens top_k and top_p leave in: bool (M, V), or None when no row is truncated.
 
+    ``scaled`` (M, V) are logits over temperature; the rest (M,), with 1 for no top_p and 0 for no top_k. The target
+    always stays in: where the engines' rounding puts it just outside, its logprob would be −∞.
     Tokens that tie with the last one inside are inside, as in vLLM for top_k. Exact; the whole vocabulary is
     sorted only for rows whose mass within ``top_p`` needs more than the first thousand tokens.
     """

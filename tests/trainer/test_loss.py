@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.loss import Loss, Tokens, cispo, divergence, grpo, logprobs_and_entropy, too_far, truncation
+from trainer.loss import Loss, Tokens, cispo, divergence, grpo, too_far, truncation
 
 
 def tokens(
@@ -177,34 +177,3 @@ def test_rows_are_truncated_each_by_its_own_rule() -> None:
     kept = truncation(scaled, target, torch.tensor([1.0, 1.0, 0.5]), torch.tensor([0, 2, 0]))
     assert kept is not None
     assert kept.tolist() == [[True] * 4, [True, True, False, False], [True, False, False, True]]
-
-
-@settings(deadline=None)
-@given(st.integers(0, 10**6), st.floats(0.2, 2.0), st.floats(0.1, 1.0), st.integers(0, 12))
-def test_logprobs_are_those_of_a_distribution(seed: int, temperature: float, top_p: float, top_k: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(1, 12, generator=generator, dtype=torch.float64) * 3
-    inside = sorted(reference(logits[0] / temperature, float(torch.tensor(top_p)), top_k))
-    rows = logits.repeat(len(inside), 1)
-    count = len(inside)
-    found, entropy = logprobs_and_entropy(
-        rows,
-        torch.tensor(inside),
-        torch.full((count,), temperature, dtype=torch.float64),
-        torch.full((count,), top_p),
-        torch.full((count,), top_k),
-    )
-    assert float(found.exp().sum()) == pytest.approx(1)
-    assert entropy.tolist() == pytest.approx([float(-(found.exp() * found).sum())] * count, abs=1e-9)
-
-
-def test_a_target_outside_its_set_has_a_finite_logprob_and_gradient() -> None:
-    logits = torch.tensor([[5.0, 4.0, -20.0]], requires_grad=True)
-    found, _ = logprobs_and_entropy(
-        logits, torch.tensor([2]), torch.tensor([1.0]), torch.tensor([1.0]), torch.tensor([1])
-    )
-    assert found.tolist() == pytest.approx([-25.0], abs=1e-5)
-    torch.autograd.backward(found.sum())
-    assert logits.grad is not None
-    assert torch.isfinite(logits.grad).all()
-    assert float(logits.grad[0, 1]) == 0  # outside, and not the target
