@@ -124,13 +124,17 @@ def consumed_by(db: Database, run: RunId) -> list[Group]:
     return [_group(db, row) for row in rows]
 
 
-def failed_runs(db: Database, group: GroupId, besides: Sequence[str]) -> int:
-    """How many runs that took the group failed; those with a reason of ``besides`` do not count."""
-    marks = ", ".join("?" for _ in besides)
+def acquit(db: Database, run: RunId) -> None:
+    """That a run failed is no fault of the groups that it took."""
+    db.execute("UPDATE run_groups SET blamed = 0 WHERE run = ?", (run,))
+
+
+def failed_runs(db: Database, group: GroupId) -> int:
+    """How many runs that took the group failed, but for those that failed by no fault of their groups (`acquit`)."""
     return db.number(
         'SELECT count(*) FROM run_groups JOIN runs ON runs.id = run_groups.run WHERE run_groups."group" = ?'
-        f" AND runs.state = ? AND runs.reason NOT IN ({marks})",
-        (group, RunState.FAILED, *besides),
+        " AND run_groups.blamed AND runs.state = ?",
+        (group, RunState.FAILED),
     )
 
 

@@ -96,12 +96,12 @@ def succeeded_after(db: Database, version: VersionNumber) -> list[Run]:
     return [_run(row) for row in rows]
 
 
-def newest_version(db: Database) -> VersionNumber:
-    """The newest version that is not rejected: the parent of the next run."""
+def newest_version(db: Database, below: VersionNumber | None = None) -> VersionNumber:
+    """The newest version that is not rejected: the parent of the next run. ``below``: the newest one below that."""
     row = db.first(
-        "SELECT max(version) AS newest FROM runs WHERE state = ?"
+        "SELECT max(version) AS newest FROM runs WHERE state = ?1 AND (?2 IS NULL OR version < ?2)"
         " AND version NOT IN (SELECT number FROM versions WHERE state = 'rejected')",
-        (RunState.SUCCEEDED,),
+        (RunState.SUCCEEDED, below),
     )
     return VersionNumber(row["newest"]) if row and row["newest"] is not None else BASE
 

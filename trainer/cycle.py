@@ -57,8 +57,8 @@ class Cycle:
         self.form(asked=asked)
         problem = self.score(asked=asked)
         if not requests and self.enough():
-            if no_weights := self._training.no_weights():
-                problem = no_weights
+            if obstacle := self._training.obstacle():
+                problem = obstacle
             else:
                 requests = [RunRequest(RunId(new_id()), None, {}, time.time())]
         for request in requests:
@@ -66,6 +66,7 @@ class Cycle:
                 return
             coordination.say(self._db, f"training run {request.id}", problem=problem)
             self._training.carry_out(request)
+        problem = "; ".join(filter(None, (problem, *self._training.notes))) or None
         coordination.say(self._db, "waiting", self.waits_for(), problem)
 
     def is_due(self) -> bool:

@@ -5,6 +5,7 @@
     TrainerError
     ├── BatchInvalid     a batch that cannot be trained: lengths, masks, numbers
     ├── JobInvalid       a job folder that cannot be read: kind, settings, adapter
+    │   └── OtherBase    the policy was trained on another base model than vLLM serves: no run can begin
     ├── UpdateFailed     a job that was taken and ended without a result; ``reason`` says why in words
     │   └── WorkerClosed the trainer was stopped meanwhile
     ├── JudgeUnreachable the judge answers nobody, until it is back or the settings are mended: all groups wait
@@ -12,7 +13,8 @@
     ├── JudgeRefused     the judge's answer for this group cannot be used: the group is skipped
     │   └── JudgeTooLong the group does not fit into the judge's context: it is asked with less, if that can be
     ├── NoWeights        nobody tells where the base model's weights lie
-    └── AlreadyRunning   another trainer works on the same data folder
+    ├── AdapterDamaged   an adapter folder is not what its manifest says: another parent is taken
+    └── AlreadyRunning   another trainer, or what one left, works on the same data folder
 
 The first two are faults of whoever wrote the folder; the others are outcomes, recorded with the run or the group.
 """
@@ -33,20 +35,22 @@ class JobInvalid(TrainerError):
 
 
 class UpdateFailed(TrainerError):
-    """A job without a result: bad numbers, a dead worker, no room on the disk. Nothing was published."""
+    """A job without a result: bad numbers, a dead worker, no room on the disk. Nothing was published.
 
-    def __init__(self, reason: str) -> None:
+    ``blames_batch``: whether what was to be learned may be the cause; else it is a folder, the disk or the trainer.
+    """
+
+    def __init__(self, reason: str, *, blames_batch: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.blames_batch = blames_batch
 
 
 class WorkerClosed(UpdateFailed):
     """The trainer was stopped during the job."""
 
-    REASON = "the update worker was closed during the job"
-
     def __init__(self) -> None:
-        super().__init__(self.REASON)
+        super().__init__("the update worker was closed during the job", blames_batch=False)
 
 
 class JudgeUnreachable(TrainerError):
@@ -67,6 +71,14 @@ class JudgeTooLong(JudgeRefused):
 
 class NoWeights(TrainerError):
     """No vLLM server says which weights it serves; the text says what to set."""
+
+
+class AdapterDamaged(TrainerError):
+    """An adapter folder that is missing or is not what its manifest says; the text says in what."""
+
+
+class OtherBase(JobInvalid):
+    """A policy is bound to its base model, and vLLM serves another one; the text says what to do."""
 
 
 class AlreadyRunning(TrainerError):

@@ -1,9 +1,10 @@
-"""The job folder of an update: what the worker is to do; base model and parent adapter are named by their paths.
+"""The job folder of an update: all that the worker needs, but the base model's files (named by path and fingerprint).
 
 ::
 
     job.json            what to do (``Job``)
     batch.safetensors   what to learn from (``trainer.batches.Batch``)
+    parent/             the parent adapter with its manifest and AdamW's state; none where it is the base model
     scores.safetensors  the result of a job of kind ``score``: logprobs float32, one per token of the batch
 
 This module is free of torch: the trainer's loop writes the folder, the update worker reads it.
@@ -12,6 +13,8 @@ This module is free of torch: the trainer's loop writes the folder, the update w
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +26,10 @@ from trainer.errors import JobInvalid
 JOB = "job.json"
 BATCH = "batch.safetensors"
 SCORES = "scores.safetensors"
-FORMAT = 1
+PARENT = "parent"
+OPTIMIZER = "optimizer.safetensors"
+"""AdamW's state, in the folder of an adapter."""
+FORMAT = 2
 """Of the job folder; it grows with every change that an older worker would misunderstand."""
 
 
@@ -65,6 +71,9 @@ class Parent(_Strict):
 
     version: int = Field(ge=0)
     adapter: Path | None = None
+    """Its folder; in ``job.json`` relative to the job's."""
+    optimizer: bool = True
+    """Whether AdamW goes on with the state in that folder; else it begins anew."""
 
 
 class Job(_Strict):
@@ -79,6 +88,8 @@ class Job(_Strict):
     policy: str
     base_model: str
     """A folder or the name on the Hugging Face hub."""
+    base_fingerprint: str | None = None
+    """``trainer.fingerprints.base_fingerprint``; the worker refuses other files. None: they were not at hand."""
     parent: Parent
     settings: UpdateSettings = Field(default_factory=UpdateSettings)
     target: Path | None = None
@@ -93,28 +104,52 @@ class Job(_Strict):
         return self
 
     def write(self, folder: Path, batch: Batch) -> None:
-        """Make the job folder: the batch first, so that a folder with ``job.json`` is whole."""
+        """Make the job folder: ``job.json`` last, so that a folder with it is whole."""
         folder.mkdir(parents=True, exist_ok=True)
         batch.save(folder / BATCH)
+        parent = self.parent
+        if parent.adapter is not None:
+            _bring(parent.adapter, folder / PARENT, without=() if parent.optimizer else (OPTIMIZER,))
+            parent = parent.model_copy(update={"adapter": Path(PARENT)})
         staging = folder / f".{JOB}"
-        staging.write_text(self.model_dump_json(indent=2))
+        staging.write_text(self.model_copy(update={"parent": parent}).model_dump_json(indent=2))
         staging.rename(folder / JOB)
 
     @classmethod
     def read(cls, folder: Path) -> Job:
-        """Raises ``JobInvalid`` with the path and every field that does not fit, or a newer format."""
+        """Its parent's adapter is an absolute path then.
+
+        Raises ``JobInvalid`` with the path and every field that does not fit, or a newer format.
+        """
         try:
             text = (folder / JOB).read_bytes()
         except OSError as error:
             raise JobInvalid(f"{folder / JOB} cannot be read: {error}") from error
         _require_known(folder / JOB, text)
         try:
-            return cls.model_validate_json(text)
+            job = cls.model_validate_json(text)
         except ValidationError as error:
             faults = "; ".join(
                 f"{'.'.join(map(str, fault['loc'])) or 'job'}: {fault['msg']}" for fault in error.errors()
             )
             raise JobInvalid(f"{folder / JOB}: {faults}") from error
+        if job.parent.adapter is None:
+            return job
+        adapter = folder.absolute() / job.parent.adapter
+        return job.model_copy(update={"parent": job.parent.model_copy(update={"adapter": adapter})})
+
+
+def _bring(adapter: Path, into: Path, without: tuple[str, ...]) -> None:
+    """Have the files of an adapter in the job: by another name of the same bytes, for nobody changes a version's."""
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir()
+    for path in adapter.iterdir():
+        if path.name in without:
+            continue
+        try:
+            os.link(path, into / path.name)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(path, into / path.name)
 
 
 def _require_known(path: Path, text: bytes) -> None:

@@ -24,7 +24,7 @@ from trainer.errors import AlreadyRunning
 from trainer.judge import Judge
 from trainer.settings import TrainerSettings
 from trainer.training_runs import TrainingRuns
-from trainer.worker import UpdateWorker
+from trainer.worker import UpdateWorker, await_orphan
 
 _log = logging.getLogger("slipstream.trainer")
 
@@ -123,7 +123,9 @@ def serve(settings: TrainerSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     with only_one(settings):
-        trainer = Trainer(settings, UpdateWorker(settings.logs / "update-worker.log"))
+        lock = settings.data / ".update-worker.lock"
+        await_orphan(lock)
+        trainer = Trainer(settings, UpdateWorker(settings.logs / "update-worker.log", lock=lock))
         trainer.start()
         stopped.wait()
         trainer.stop()

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trainer.errors import JobInvalid, UpdateFailed
+from trainer.errors import AdapterDamaged, OtherBase, UpdateFailed
+from trainer.fingerprints import file_sha256
 from trainer.jobs import UpdateSettings
 
 MANIFEST = "manifest.json"
@@ -49,7 +50,7 @@ class Manifest(BaseModel):
     base_fingerprint: str
     """``trainer.fingerprints.base_fingerprint``"""
     sha256: dict[str, str]
-    """Of the two files that vLLM loads, hex, by name"""
+    """Of the two files that vLLM loads and of the optimizer state, hex, by name"""
     settings: UpdateSettings
     metrics: dict[str, float]
     probe: list[ProbeRow]
@@ -65,27 +66,38 @@ def published(target: Path, run: str) -> Manifest | None:
     try:
         manifest = Manifest.model_validate_json((target / MANIFEST).read_bytes())
     except (OSError, ValidationError) as error:
-        raise UpdateFailed(f"{target} exists and its manifest cannot be read: {error}") from error
+        raise UpdateFailed(f"{target} exists and its manifest cannot be read: {error}", blames_batch=False) from error
     if manifest.run != run:
-        raise UpdateFailed(f"{target} exists already, made by the run {manifest.run}")
+        raise UpdateFailed(f"{target} exists already, made by the run {manifest.run}", blames_batch=False)
     return manifest
 
 
-def require_base(adapter: Path, fingerprint: str) -> None:
-    """A policy is bound to its base model. An adapter without a manifest says nothing of its own.
-
-    Raises ``JobInvalid`` when the adapter was trained on another one than that of ``fingerprint``, and when its
-    manifest cannot be read.
-    """
+def manifest_of(adapter: Path) -> Manifest:
+    """Raises ``AdapterDamaged`` when the folder has no manifest that can be read."""
     path = adapter / MANIFEST
-    if not path.exists():
-        return
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
+        return Manifest.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise JobInvalid(f"{path} cannot be read: {error}; restore the folder of the parent adapter") from error
+        raise AdapterDamaged(f"{path} cannot be read: {error}") from error
+
+
+def require_sound(adapter: Path, manifest: Manifest, name: str) -> None:
+    """Raises ``AdapterDamaged`` when the file ``name`` is not the one that the manifest was written for."""
+    expected = manifest.sha256.get(name)
+    if expected is None:
+        return  # an older manifest does not name the optimizer state
+    try:
+        found = file_sha256(adapter / name)
+    except OSError as error:
+        raise AdapterDamaged(f"{adapter / name} cannot be read: {error.strerror or error}") from error
+    if found != expected:
+        raise AdapterDamaged(f"{adapter / name} has the sha256 {found}, its manifest says {expected}")
+
+
+def require_base(adapter: Path, manifest: Manifest, fingerprint: str) -> None:
+    """A policy is bound to its base model. Raises ``OtherBase`` when the adapter was trained on another one."""
     if manifest.base_fingerprint != fingerprint:
-        raise JobInvalid(
+        raise OtherBase(
             f"the parent adapter {adapter} was trained on another base model than the one that vLLM serves now: "
             f"serve that model again, or begin a policy with a new SLIPSTREAM_POLICY or SLIPSTREAM_DATA"
         )
@@ -103,7 +115,7 @@ def publication(target: Path, run: str) -> Iterator[Path]:
             _sync(path)
         _sync(staging)
         if target.exists():
-            raise UpdateFailed(f"{target} appeared while the run {run} was writing it")
+            raise UpdateFailed(f"{target} appeared while the run {run} was writing it", blames_batch=False)
         staging.rename(target)
         _sync(target.parent)
     finally:

@@ -25,7 +25,6 @@ from trainer.jobs import UpdateSettings
 from trainer.layouts import Layout, Targets, laid_out, layouts, targets
 from trainer.policy_model import PolicyModel
 
-OPTIMIZER = "optimizer.safetensors"
 MISMATCH = 0.2
 """Mean |log μ − log π| above which trainer and vLLM do not compute the same model. In bfloat16 it is 0.04 to 0.07."""
 Progress = Callable[[int, int], None]
@@ -93,15 +92,17 @@ class Training:
             stored = load_file(path)
         except (OSError, SafetensorError) as error:
             raise JobInvalid(f"the optimizer state {path} cannot be read: {error}") from error
+        found = {}
         for name, weight in self._model.adapter.items():
             moments = [stored.get(f"{moment}.{name}") for moment in ("exp_avg", "exp_avg_sq")]
             if "step" not in stored or any(m is None or m.shape != weight.shape for m in moments):
                 raise JobInvalid(f"the optimizer state {path} does not fit the adapter: {name}")
-            self._optimizer.state[weight] = {
+            found[weight] = {
                 "step": stored["step"].clone(),
                 "exp_avg": stored[f"exp_avg.{name}"].to(weight.device),
                 "exp_avg_sq": stored[f"exp_avg_sq.{name}"].to(weight.device),
             }
+        self._optimizer.state.update(found)
 
     def save_optimizer(self, path: Path) -> None:
         """Write AdamW's state: ``step``, and two moments per adapter weight under its name."""

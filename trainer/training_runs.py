@@ -20,10 +20,10 @@ from storage import groups, runs, sessions
 from storage.database import Database
 from storage.states import GroupState, Outcome, RunState
 from storage.text import counted
-from storage.types import BASE, Group, Run, RunRequest, VersionNumber, version_name
-from trainer import scoring, weights
-from trainer.errors import BatchInvalid, NoWeights, UpdateFailed, WorkerClosed
-from trainer.jobs import Job, Parent, UpdateSettings
+from storage.types import Group, Run, RunRequest, VersionNumber, version_name
+from trainer import parents, scoring, weights
+from trainer.errors import BatchInvalid, NoWeights, OtherBase, UpdateFailed
+from trainer.jobs import Job, UpdateSettings
 from trainer.material import Gathering, Material
 from trainer.publication import Manifest, published
 from trainer.settings import TrainerSettings
@@ -48,6 +48,8 @@ class TrainingRuns:
         self._db = db
         self._settings = settings
         self._worker = worker
+        self.notes: tuple[str, ...] = ()
+        """What was wrong with the last run's parent, or with those that would have come first."""
 
     def adopt(self) -> None:
         """End what is under way although nobody works on it: by what it published, or by the lack of it.
@@ -58,7 +60,7 @@ class TrainingRuns:
         for run in runs.in_state(self._db, RunState.REQUESTED):
             self._fail(run, "the trainer stopped before this run began: ask again")
         for run in runs.in_state(self._db, RunState.RUNNING):
-            self._settle(run, _STOPPED)
+            self._settle(run, _STOPPED, blames_batch=False)
             self._clean(run)
         # A trainer that died behind the end of its run has left the job.
         for left in (self._settings.data / "jobs").glob("*"):
@@ -73,27 +75,41 @@ class TrainingRuns:
             scored = groups.in_state(self._db, GroupState.SCORED, request.scenario)
             base_model = weights.root(self._settings) if scored else ""
             vocabulary = weights.vocabulary(base_model)
+            fingerprint = weights.fingerprint(base_model)
+            choice = parents.choose(self._db, self._settings, fingerprint)
             divide = settings.divide_by_deviation
             gathering = Gathering(self._db, run.id, self._settings.train.agents, vocabulary, divide)
             material = gathering.gather(group for group in scored if self._is_fresh(group, run))
         except ValidationError as error:
             problem = error.errors()[0]
             return self._end(run, RunState.FAILED, f"setting {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
-        except (BatchInvalid, NoWeights) as error:
+        except (BatchInvalid, NoWeights, OtherBase) as error:
             return self._end(run, RunState.FAILED, str(error))
         if material is None:
             which = f" of scenario {request.scenario}" if request.scenario else ""
             return self._end(run, RunState.SKIPPED, f"no scored group{which} waits to be trained; {self._missing()}")
-        run = self._start(run, material, settings)
-        self._train(run, material, settings, base_model)
+        run = self._start(run, material, settings, choice)
+        assert run.version is not None
+        job = Job(
+            kind="train",
+            run=run.id,
+            version=run.version,
+            policy=self._settings.policy,
+            base_model=base_model,
+            base_fingerprint=fingerprint,
+            parent=choice.parent,
+            settings=settings,
+            target=self._target(run),
+        )
+        self._train(run, job, material, choice.notes)
         self._clean(run)
         return runs.get(self._db, run.id)
 
-    def no_weights(self) -> str | None:
+    def obstacle(self) -> str | None:
         """Why no run could begin now, in words."""
         try:
-            weights.root(self._settings)
-        except NoWeights as error:
+            parents.choose(self._db, self._settings, weights.fingerprint(weights.root(self._settings)))
+        except (NoWeights, OtherBase) as error:
             return str(error)
         return None
 
@@ -105,38 +121,29 @@ class TrainingRuns:
             return False
         return True
 
-    def _start(self, run: Run, material: Material, settings: UpdateSettings) -> Run:
+    def _start(self, run: Run, material: Material, settings: UpdateSettings, choice: parents.Choice) -> Run:
+        self.notes = choice.notes
+        for note in choice.notes:
+            _log.warning("run %s: %s", run.id, note)
         with self._db.transaction():
-            parent = runs.newest_version(self._db)
+            parent = VersionNumber(choice.parent.version)
             runs.reserve_version(self._db, run.id, parent, settings.model_dump(), time.time())
             groups.set_consumed(self._db, run.id, [group.id for group in material.groups])
         return runs.get(self._db, run.id)
 
-    def _train(self, run: Run, material: Material, settings: UpdateSettings, base_model: str) -> None:
-        assert run.parent is not None
-        assert run.version is not None
-        job = Job(
-            kind="train",
-            run=run.id,
-            version=run.version,
-            policy=self._settings.policy,
-            base_model=base_model,
-            parent=Parent(version=run.parent, adapter=self._adapter(run.parent)),
-            settings=settings,
-            target=self._target(run),
-        )
+    def _train(self, run: Run, job: Job, material: Material, notes: tuple[str, ...]) -> None:
         try:
             job.write(self._job_folder(run), material.batch)
-            metrics = self._worker.run(self._job_folder(run))
+            metrics: dict[str, Any] = dict(self._worker.run(self._job_folder(run)))
         except UpdateFailed as failed:
-            self._settle(run, failed.reason)
+            self._settle(run, failed.reason, blames_batch=failed.blames_batch)
         except (OSError, SafetensorError) as error:
-            self._fail(run, f"the job could not be written: {error}")
+            self._fail(run, f"the job could not be written: {error}", blames_batch=False)
         except Exception as error:
             self._settle(run, f"{type(error).__name__}: {error}")
             raise
         else:
-            self._succeed(run, metrics)
+            self._succeed(run, {**metrics, "notes": list(notes)} if notes else metrics)
 
     def _succeed(self, run: Run, metrics: dict[str, Any]) -> None:
         now = time.time()
@@ -156,7 +163,7 @@ class TrainingRuns:
         """The groups that the run took and that still wait for their end."""
         return [group for group in groups.consumed_by(self._db, run.id) if group.state is GroupState.SCORED]
 
-    def _settle(self, run: Run, reason: str) -> None:
+    def _settle(self, run: Run, reason: str, *, blames_batch: bool = True) -> None:
         """End a run that did not come to its end by itself: by what it published, or for ``reason``."""
         manifest: Manifest | None = None
         try:
@@ -164,22 +171,23 @@ class TrainingRuns:
         except UpdateFailed as foreign:
             reason = f"{reason}; {foreign}"
         if manifest is None:
-            self._fail(run, reason)
+            self._fail(run, reason, blames_batch=blames_batch)
             return
         self._succeed(run, manifest.metrics)
         _log.info("run %s had published its version (%s): adopted", run.id, reason)
 
-    def _fail(self, run: Run, reason: str) -> None:
+    def _fail(self, run: Run, reason: str, *, blames_batch: bool = True) -> None:
         _log.error("run %s failed: %s", run.id, reason)
-        self._end(run, RunState.FAILED, reason)
+        self._end(run, RunState.FAILED, reason, blames_batch=blames_batch)
         for group in self._consumed(run):
-            # That the trainer was stopped is no fault of the group.
-            failures = groups.failed_runs(self._db, group.id, besides=(_STOPPED, WorkerClosed.REASON))
+            failures = groups.failed_runs(self._db, group.id)
             if failures >= _ENOUGH_FAILURES:
                 scoring.skip(self._db, group, f"{counted(failures, 'run')} failed with it: {reason}", run.id)
 
-    def _end(self, run: Run, state: RunState, reason: str) -> Run:
+    def _end(self, run: Run, state: RunState, reason: str, *, blames_batch: bool = True) -> Run:
         with self._db.transaction():
+            if not blames_batch:
+                groups.acquit(self._db, run.id)
             runs.end(self._db, run.id, state, reason, {}, time.time())
         return runs.get(self._db, run.id)
 
@@ -191,9 +199,6 @@ class TrainingRuns:
             f"without scores yet: {counted(ready, 'group')}; without {size.min_size} to {size.size} of one scenario: "
             f"{counted(waiting, 'closed session')}"
         )
-
-    def _adapter(self, version: VersionNumber) -> Path | None:
-        return None if version == BASE else self._settings.adapters / version_name(self._settings.policy, version)
 
     def _target(self, run: Run) -> Path:
         assert run.version is not None

@@ -5,7 +5,10 @@ It reads the path of one job folder per line on stdin and writes one JSON object
     {"event": "ready"}
     {"event": "progress", "run": ..., "stage": "load" | "update" | "probe" | "publish", "done": 3, "of": 8}
     {"event": "done", "run": ..., "metrics": {...}}
-    {"event": "failed", "run": ..., "reason": "..."}
+    {"event": "failed", "run": ..., "reason": "...", "blames_batch": true}
+
+``python -m trainer.update JOB RESULT`` does the same with one job, by hand: its result folder is RESULT, and the exit
+code 1 when it failed.
 
 A job that fails is an event, and the next one is taken. At the end of stdin it exits with 0, after the jobs
 it was given; when its parent dies it exits at once. Nothing else ever reaches stdout: libraries print, so
@@ -33,8 +36,13 @@ def main() -> None:
     events = _private_stdout()
     arguments = argparse.ArgumentParser(prog="trainer.update", description=__doc__)
     arguments.add_argument("--nice", type=int, default=0, help="lower the priority on a machine without a GPU")
+    arguments.add_argument("job", type=Path, nargs="?", help="a job folder to do once")
+    arguments.add_argument("result", type=Path, nargs="?", help="the adapter folder that it leaves")
     options = arguments.parse_args()
-    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    if (options.job is None) != (options.result is None):
+        arguments.error("a job folder and a result folder are wanted, or none of both")
+    if options.job is None:
+        threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     _import_libraries(options.nice)
 
     from trainer.update_jobs import Worker
@@ -43,23 +51,37 @@ def main() -> None:
         os.write(events, json.dumps(event, allow_nan=False).encode() + b"\n")
 
     worker = Worker(emit)
+    if options.job is not None:
+        sys.exit(0 if _take(worker, options.job, emit, options.result) else 1)
     emit({"event": "ready"})
     for line in sys.stdin:
         if line.strip():
             _take(worker, Path(line.strip()), emit)
 
 
-def _take(worker: Any, folder: Path, emit: Emit) -> None:
+def _take(worker: Any, folder: Path, emit: Emit, result: Path | None = None) -> bool:
+    """Whether the job was done."""
     started = time.perf_counter()
     try:
-        metrics = worker.run(folder)
+        metrics = worker.run(folder, result)
         metrics["seconds_total"] = metrics.get("seconds_total", time.perf_counter() - started)
         event = {"event": "done", "run": worker.current, "metrics": metrics}
     except Exception as error:  # noqa: BLE001  (the edge of the process: a failed job is an event, not an end)
         traceback.print_exc()
         event = {"event": "failed", "run": worker.current or folder.name, "reason": _in_words(error)}
+        event["blames_batch"] = _blames_batch(error)
         worker.forget(error)
     emit(event)
+    return bool(event["event"] == "done")
+
+
+def _blames_batch(error: Exception) -> bool:
+    """Whether what was to be learned may be the cause, and not the job's folders or the disk."""
+    from trainer.errors import JobInvalid, UpdateFailed
+
+    if isinstance(error, UpdateFailed):
+        return error.blames_batch
+    return not isinstance(error, JobInvalid | OSError)
 
 
 def _in_words(error: Exception) -> str:

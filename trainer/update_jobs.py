@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +13,25 @@ import torch
 from safetensors.numpy import save_file
 
 from trainer.batches import Batch
-from trainer.errors import TrainerError
+from trainer.errors import AdapterDamaged, JobInvalid, TrainerError
 from trainer.fingerprints import base_fingerprint, file_sha256
-from trainer.jobs import BATCH, SCORES, Job
+from trainer.jobs import BATCH, OPTIMIZER, SCORES, Job
 from trainer.layouts import layouts, targets
 from trainer.policy_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PolicyModel, Shape
 from trainer.probe import Probe
-from trainer.publication import MANIFEST, Manifest, ProbeRow, publication, published, require_base
-from trainer.training import OPTIMIZER, Training, shape_metrics
+from trainer.publication import (
+    MANIFEST,
+    Manifest,
+    ProbeRow,
+    manifest_of,
+    publication,
+    published,
+    require_base,
+    require_sound,
+)
+from trainer.training import Training, shape_metrics
+
+_log = logging.getLogger("slipstream.update")
 
 
 class Worker:
@@ -31,10 +43,17 @@ class Worker:
         self.current: str | None = None
         """The run of the job at hand; None until it is known"""
 
-    def run(self, folder: Path) -> dict[str, float]:
-        """Do a job and return its metrics. Raises ``TrainerError``, or whatever a library raises."""
+    def run(self, folder: Path, result: Path | None = None) -> dict[str, float]:
+        """Do a job and return its metrics; ``result`` takes the place of its target.
+
+        Raises ``TrainerError``, or whatever a library raises.
+        """
         self.current = None
         job = Job.read(folder)
+        if result is not None:
+            if job.kind != "train":
+                raise JobInvalid(f"a job of kind {job.kind} leaves its result in its own folder: give no other")
+            job = job.model_copy(update={"target": result.absolute()})
         self.current = job.run
         if job.target is not None and (manifest := published(job.target, job.run)):
             return dict(manifest.metrics)
@@ -56,13 +75,29 @@ class Worker:
         if self._model is None or self._model.shape != shape:
             self._model = None  # frees the old one before the new one needs its memory
             self._model = PolicyModel.load(shape)
+        if job.base_fingerprint not in (None, base_fingerprint(self._model.folder)):
+            raise JobInvalid(
+                f"the base model {job.base_model} has other files here than where the job was made: bring the same ones"
+            )
         if job.parent.adapter is None:
             self._model.reset_adapter(seed=job.version)
         else:
-            require_base(job.parent.adapter, base_fingerprint(self._model.folder))
+            self._require_sound(job.parent.adapter, base_fingerprint(self._model.folder))
             self._model.load_adapter(job.parent.adapter, seed=job.version)
         self._progress("load", 1, 1)
         return self._model
+
+    def _require_sound(self, adapter: Path, fingerprint: str) -> None:
+        """An adapter without a manifest, as peft alone writes it, says nothing of itself."""
+        if not (adapter / MANIFEST).exists():
+            return
+        try:
+            manifest = manifest_of(adapter)
+            for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):
+                require_sound(adapter, manifest, name)
+        except AdapterDamaged as damaged:
+            raise JobInvalid(f"the parent adapter is damaged: {damaged}") from damaged
+        require_base(adapter, manifest, fingerprint)
 
     def _train(self, model: PolicyModel, job: Job, batch: Batch, target: Path) -> dict[str, float]:
         started = time.perf_counter()
@@ -72,14 +107,14 @@ class Worker:
         before = probe.logprobs(model, size)
         self._progress("probe", 1, 2)
         training = Training(model, batch, job.settings, job.parent.version)
-        if job.parent.adapter is not None and (job.parent.adapter / OPTIMIZER).exists():
-            training.load_optimizer(job.parent.adapter / OPTIMIZER)
+        continued = _go_on(training, job)
         metrics = training.run(lambda done, of: self._progress("update", done, of))
         after = probe.logprobs(model, size)
         self._progress("probe", 2, 2)
         with publication(target, job.run) as folder:
             model.save_adapter(folder)
             training.save_optimizer(folder / OPTIMIZER)
+            metrics["optimizer_continued"] = float(continued)
             metrics["seconds_total"] = time.perf_counter() - started
             manifest = self._manifest(job, folder, metrics, probe.compare(before, after))
             (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
@@ -95,7 +130,7 @@ class Worker:
             parent=job.parent.version,
             base_model=job.base_model,
             base_fingerprint=base_fingerprint(self._model.folder),
-            sha256={name: file_sha256(folder / name) for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG)},
+            sha256={name: file_sha256(folder / name) for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG, OPTIMIZER)},
             settings=job.settings,
             metrics=metrics,
             probe=probe,
@@ -131,3 +166,15 @@ class Worker:
 
     def _progress(self, stage: str, done: int, of: int) -> None:
         self._emit({"event": "progress", "run": self.current, "stage": stage, "done": done, "of": of})
+
+
+def _go_on(training: Training, job: Job) -> bool:
+    """Whether AdamW goes on with the parent's state; without one that fits it begins anew, and the metrics say so."""
+    if job.parent.adapter is None or not job.parent.optimizer:
+        return False
+    try:
+        training.load_optimizer(job.parent.adapter / OPTIMIZER)
+    except JobInvalid as fault:
+        _log.warning("AdamW begins anew: %s", fault)
+        return False
+    return True

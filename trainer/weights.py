@@ -11,6 +11,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from trainer.errors import NoWeights
+from trainer.fingerprints import base_fingerprint
 from trainer.settings import TrainerSettings
 
 _CONFIG = "config.json"
@@ -41,16 +42,30 @@ def root(settings: TrainerSettings) -> str:
 
 def vocabulary(base_model: str) -> int | None:
     """How many tokens the base model knows: their ids are below. None where its files are not here yet."""
+    found = _config(base_model)
+    if found is None:
+        return None
+    config = json.loads(found.read_text())
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
+def fingerprint(base_model: str) -> str | None:
+    """As `base_fingerprint` of the base model's folder. None where its files are not here yet."""
+    found = _config(base_model)
+    try:
+        return base_fingerprint(found.parent) if found else None
+    except FileNotFoundError:
+        return None
+
+
+def _config(base_model: str) -> Path | None:
     path = Path(base_model) / _CONFIG
     try:
         found = path if path.is_file() else try_to_load_from_cache(base_model, _CONFIG)
     except HFValidationError:  # no hub's name
         return None
-    if not isinstance(found, str | Path):
-        return None
-    config = json.loads(Path(found).read_text())
-    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    return size if isinstance(size, int) else None
+    return Path(found) if isinstance(found, str | Path) else None
 
 
 def tokenizer(base_model: str) -> Any:

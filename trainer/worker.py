@@ -6,6 +6,7 @@ and nothing else: ``run`` says why, and the next ``run`` starts a new one.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import selectors
@@ -14,14 +15,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import trainer
 from storage.folders import make_private
-from trainer.errors import UpdateFailed, WorkerClosed
+from trainer.errors import AlreadyRunning, UpdateFailed, WorkerClosed
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage (load, update, probe, publish, score), how much is done, and of how much."""
@@ -29,24 +30,32 @@ Progress = Callable[[str, int, int], None]
 _PACKAGES = Path(trainer.__file__).parent.parent
 _GRACE_S = 5.0
 _SILENCE_S = 1800.0
+_ORPHAN_S = 30.0
 
 
 class UpdateWorker:
     """A child process that takes job folders. One job at a time; ``close`` may come from any thread."""
 
     def __init__(
-        self, log: Path, *, nice: int = 5, silence_s: float = _SILENCE_S, command: list[str] | None = None
+        self,
+        log: Path,
+        *,
+        nice: int = 5,
+        silence_s: float = _SILENCE_S,
+        command: list[str] | None = None,
+        lock: Path | None = None,
     ) -> None:
         """Prepare a worker; its process starts with the first job.
 
         ``log`` takes what the child writes to stderr, and its folder is the child's working directory.
         ``nice`` lowers its priority on a machine without a GPU, so that serving stays responsive.
         A job fails when the child says nothing for ``silence_s`` seconds; it reports every micro-batch.
-        ``command`` replaces the child, for tests.
+        ``command`` replaces the child, for tests. ``lock``: a file that the child holds as long as it lives.
         """
         self._log = log.absolute()
         self._silence_s = silence_s
         self._command = command or [sys.executable, "-m", "trainer.update", "--nice", str(nice)]
+        self._lock = lock
         self._process: subprocess.Popen[bytes] | None = None
         self._lines = b""
         self._busy = threading.Lock()
@@ -82,7 +91,7 @@ class UpdateWorker:
                     process.kill()
                     process.wait()
             if event["event"] == "failed":
-                raise UpdateFailed(event["reason"])
+                raise UpdateFailed(event["reason"], blames_batch=event.get("blames_batch", True))
             metrics: dict[str, float] = event["metrics"]
             return metrics
 
@@ -100,13 +109,13 @@ class UpdateWorker:
 
     def _alive(self) -> subprocess.Popen[bytes]:
         if self._closed:
-            raise UpdateFailed("the update worker is closed")
+            raise UpdateFailed("the update worker is closed", blames_batch=False)
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._discard()
         make_private(self._log.parent)
         path = os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH", "")]))
-        with self._log.open("ab") as log:
+        with self._log.open("ab") as log, _held(self._lock) as inherited:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
@@ -114,6 +123,7 @@ class UpdateWorker:
                 stderr=log,
                 cwd=self._log.parent,
                 env=os.environ | {"PYTHONPATH": path},
+                pass_fds=inherited,
             )
         self._lines = b""  # a dead child may have left half a line
         return self._process
@@ -177,6 +187,46 @@ class UpdateWorker:
             process.kill()
             process.wait()
         _stdout(process).close()
+
+
+def await_orphan(lock: Path, patience_s: float = _ORPHAN_S) -> None:
+    """Wait until the worker that an earlier trainer left has ended: it notices its parent's death within a second.
+
+    Until then it may read its job and publish. Raises ``AlreadyRunning`` when it does not end.
+    """
+    with _opened(lock) as descriptor:
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise AlreadyRunning(
+                        f"an update worker that an earlier trainer left holds {lock}: end that process"
+                    ) from None
+                time.sleep(0.05)
+
+
+@contextmanager
+def _held(lock: Path | None) -> Iterator[tuple[int, ...]]:
+    """The locked file's descriptor, for a child that inherits the lock with it."""
+    if lock is None:
+        yield ()
+        return
+    with _opened(lock) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield (descriptor,)
+
+
+@contextmanager
+def _opened(lock: Path) -> Iterator[int]:
+    make_private(lock.parent)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _stdin(process: subprocess.Popen[bytes]) -> BinaryIO:

@@ -130,7 +130,7 @@ class Place:
             with self.db.transaction():
                 groups.set_scores(self.db, ready, ready.members, groups.Verdict("judge", 1), time.time())
             (scored,) = groups.in_state(self.db, GroupState.SCORED)
-            assert groups.failed_runs(self.db, scored.id, ()) == 0
+            assert groups.failed_runs(self.db, scored.id) == 0
             with self.db.transaction():
                 groups.move(self.db, scored, GroupState.TRAINED, run=RunId("r"))
                 for member in same:

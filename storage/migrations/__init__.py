@@ -15,6 +15,7 @@ from storage.migrations import (
     m007_drift,
     m008_judge_seed,
     m009_judge_cut,
+    m010_blame,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ ALL: dict[str, Callable[[Database], None]] = {
     "007_drift": m007_drift.migrate,
     "008_judge_seed": m008_judge_seed.migrate,
     "009_judge_cut": m009_judge_cut.migrate,
+    "010_blame": m010_blame.migrate,
 }
 
 

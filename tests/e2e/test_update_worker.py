@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,9 +166,21 @@ def test_the_folder_holds_what_the_manifest_says(
     assert (manifest.run, manifest.policy, manifest.version, manifest.parent) == ("run-2", "policy", 2, 1)
     assert manifest.base_model == str(small_model)
     assert manifest.metrics == versions[2]
-    assert manifest.sha256 == {
-        name: file_sha256(bench.target(2) / name) for name in ("adapter_config.json", "adapter_model.safetensors")
-    }
+    assert manifest.sha256 == {name: file_sha256(bench.target(2) / name) for name in names - {MANIFEST}}
+    assert [versions[version]["optimizer_continued"] for version in (1, 2, 3)] == [0.0, 1.0, 1.0]
+
+
+def test_a_job_done_again_by_hand_gives_the_same_adapter(
+    versions: dict[int, dict[str, float]], bench: Bench, batch: Batch, tmp_path: Path
+) -> None:
+    job = shutil.move(bench.job(batch, 2, 1), tmp_path / "job")
+    command = [sys.executable, "-m", "trainer.update", str(job), str(tmp_path / "result")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["event"] == "done"
+    assert (
+        Manifest.model_validate_json((tmp_path / "result" / MANIFEST).read_bytes()).sha256 == bench.manifest(2).sha256
+    )
 
 
 def test_the_optimizer_goes_on_where_its_parent_stopped(versions: dict[int, dict[str, float]], bench: Bench) -> None:

@@ -13,6 +13,8 @@ from tests.trainer.loopback import FakeModels
 from tests.trainer.workshop import METRICS, Died, Workshop, score
 from trainer import weights
 from trainer.errors import NoWeights
+from trainer.jobs import OPTIMIZER
+from trainer.publication import MANIFEST
 
 SPREAD = 0.05
 
@@ -109,7 +111,7 @@ def test_the_next_run_starts_from_the_last_version(workshop: Workshop) -> None:
         scored(workshop, [0.0, 1.0])
         assert workshop.training().carry_out(workshop.ask()).version == number
     assert workshop.worker.jobs[1].parent.version == 1
-    assert workshop.worker.jobs[1].parent.adapter == workshop.folder / "adapters" / "policy@1"
+    assert workshop.worker.brought == [[], ["adapter_config.json", "adapter_model.safetensors", MANIFEST, OPTIMIZER]]
 
 
 def test_a_run_of_one_scenario_leaves_the_others(workshop: Workshop) -> None:

@@ -15,12 +15,12 @@ import pytest
 
 from tests.trainer.test_layouts import sequence
 from trainer.batches import Batch
-from trainer.errors import BatchInvalid, JobInvalid, UpdateFailed
+from trainer.errors import AdapterDamaged, BatchInvalid, JobInvalid, OtherBase, UpdateFailed
 from trainer.fingerprints import base_fingerprint
-from trainer.jobs import BATCH, FORMAT, Job, Parent, UpdateSettings
+from trainer.jobs import BATCH, FORMAT, OPTIMIZER, PARENT, Job, Parent, UpdateSettings
 from trainer.probe import MOST_ROW_TOKENS, MOST_TOKENS, Probe
-from trainer.publication import MANIFEST, Manifest, publication, published, require_base
-from trainer.update import _in_words
+from trainer.publication import MANIFEST, Manifest, manifest_of, publication, published, require_base
+from trainer.update import _blames_batch, _in_words
 
 
 def job(target: Path | None, **changed: Any) -> Job:
@@ -57,20 +57,32 @@ def manifest(run: str) -> Manifest:
 
 
 def test_a_policy_stays_with_its_base_model(tmp_path: Path) -> None:
-    require_base(tmp_path, "f")  # without a manifest it says nothing
-    (tmp_path / MANIFEST).write_text(manifest("r").model_dump_json())
-    require_base(tmp_path, "f")
-    with pytest.raises(JobInvalid, match="trained on another base model than the one that vLLM serves now"):
-        require_base(tmp_path, "g")
+    require_base(tmp_path, manifest("r"), "f")
+    with pytest.raises(OtherBase, match="trained on another base model than the one that vLLM serves now"):
+        require_base(tmp_path, manifest("r"), "g")
 
 
 @pytest.mark.parametrize("damage", ["", "half", '{"run": "r"}'])
 def test_a_damaged_manifest_of_the_parent_is_said(tmp_path: Path, damage: str) -> None:
     (tmp_path / MANIFEST).write_text(damage)
-    with pytest.raises(
-        JobInvalid, match=r"(?s)manifest\.json cannot be read: .*restore the folder of the parent adapter"
-    ):
-        require_base(tmp_path, "f")
+    with pytest.raises(AdapterDamaged, match=r"manifest\.json cannot be read"):
+        manifest_of(tmp_path)
+
+
+def test_a_job_brings_its_parent_with_it(tmp_path: Path) -> None:
+    parent = tmp_path / "policy@1"
+    parent.mkdir()
+    for name in ("adapter_model.safetensors", OPTIMIZER):
+        (parent / name).write_text(name)
+    named = Parent(version=1, adapter=parent)
+    job(tmp_path / "policy@2", parent=named).write(tmp_path / "job", batch())
+    moved = (tmp_path / "job").rename(tmp_path / "elsewhere")
+    (parent / "adapter_model.safetensors").unlink()
+    found = Job.read(moved).parent
+    assert found == Parent(version=1, adapter=moved / PARENT)
+    assert sorted(path.read_text() for path in (moved / PARENT).iterdir()) == ["adapter_model.safetensors", OPTIMIZER]
+    job(tmp_path / "policy@2", parent=named.model_copy(update={"optimizer": False})).write(tmp_path / "job", batch())
+    assert list((tmp_path / "job" / PARENT).iterdir()) == []
 
 
 def test_a_job_of_a_newer_version_is_refused_before_its_fields_are_read(tmp_path: Path) -> None:
@@ -220,6 +232,21 @@ def test_a_fingerprint_follows_config_and_weights(tmp_path: Path) -> None:
 )
 def test_reasons_are_words(error: Exception, words: str) -> None:
     assert _in_words(error) == words
+
+
+@pytest.mark.parametrize(
+    ("error", "blames"),
+    [
+        (JobInvalid("the parent adapter cannot be read"), False),
+        (OSError(28, "No space left on device"), False),
+        (UpdateFailed("a folder is there", blames_batch=False), False),
+        (UpdateFailed("the loss is not a finite number"), True),
+        (BatchInvalid("the batch has no trained token"), True),
+        (RuntimeError("boom"), True),
+    ],
+)
+def test_what_is_no_fault_of_the_batch_is_told_apart(error: Exception, blames: bool) -> None:
+    assert _blames_batch(error) is blames
 
 
 def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:

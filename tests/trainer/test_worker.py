@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import UpdateFailed
-from trainer.worker import UpdateWorker
+from trainer.errors import AlreadyRunning, UpdateFailed
+from trainer.worker import UpdateWorker, await_orphan
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_update.py")]
 
@@ -139,6 +139,27 @@ def test_close_ends_a_job_under_way(worker: UpdateWorker, job: Any) -> None:
     worker.close()
     thread.join(60)
     assert reasons == ["the update worker was closed during the job"]
+
+
+def test_a_child_that_outlives_its_trainer_is_waited_for(tmp_path: Path, job: Any) -> None:
+    lock = tmp_path / "lock"
+    await_orphan(lock, 0)
+    worker = UpdateWorker(tmp_path / "log", command=FAKE, lock=lock)
+    worker.run(job())
+    with pytest.raises(AlreadyRunning, match="an update worker that an earlier trainer left"):
+        await_orphan(lock, 0)
+    worker.close()
+    await_orphan(lock, 0)
+    worker = UpdateWorker(tmp_path / "log", command=FAKE, lock=lock)
+    worker.run(job())  # and the next child takes it again
+    worker.close()
+
+
+def test_that_a_failure_is_no_fault_of_the_batch_is_passed_on(worker: UpdateWorker, job: Any) -> None:
+    failed = {"event": "failed", "run": "r", "reason": "the disk is full", "blames_batch": False}
+    with pytest.raises(UpdateFailed) as caught:
+        worker.run(job({"emit": failed}))
+    assert not caught.value.blames_batch
 
 
 def test_what_the_child_says_on_stderr_is_in_the_log(worker: UpdateWorker, job: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from trainer import scoring
 from trainer.batches import Batch
 from trainer.cycle import Cycle
 from trainer.errors import UpdateFailed
-from trainer.jobs import BATCH, Job
+from trainer.jobs import BATCH, PARENT, Job, Parent
 from trainer.judge import Judge
 from trainer.publication import MANIFEST, Manifest, publication
 from trainer.question import Terms
@@ -37,6 +38,8 @@ from trainer.settings import TrainerSettings
 from trainer.training_runs import TrainingRuns
 
 METRICS = {"loss": 0.25}
+FILES = ("adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors")
+"""Each holds its name."""
 
 
 def publish(job: Job) -> None:
@@ -49,12 +52,14 @@ def publish(job: Job) -> None:
         parent=job.parent.version,
         base_model=job.base_model,
         base_fingerprint="f",
-        sha256={"adapter_model.safetensors": "s"},
+        sha256={name: hashlib.sha256(name.encode()).hexdigest() for name in FILES},
         settings=job.settings,
         metrics=METRICS,
         probe=[],
     )
     with publication(job.target, job.run) as folder:
+        for name in FILES:
+            (folder / name).write_bytes(name.encode())
         (folder / MANIFEST).write_text(manifest.model_dump_json())
 
 
@@ -76,23 +81,30 @@ class Died(BaseException):
 class FakeWorker:
     """Takes job folders as the update worker does, and publishes a manifest; or ends as ``plan`` says.
 
-    ``plan`` has one word for each job: ``done``; ``failed``; ``failed late`` (after it published); ``a fault``;
-    ``died early`` and ``died late`` (the trainer with it; before and after it published).
+    ``plan`` has one word for each job: ``done``; ``failed``; ``refused`` (by no fault of the batch); ``failed late``
+    (after it published); ``a fault``; ``died early`` and ``died late`` (the trainer with it; before and after it
+    published).
     """
 
     plan: list[str] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
+    brought: list[list[str]] = field(default_factory=list)
+    """The files of the parent in each job's folder."""
 
     def run(self, job_folder: Path) -> dict[str, float]:
         job = Job.read(job_folder)
         self.jobs.append(job)
         self.batches.append(Batch.load(job_folder / BATCH))
+        assert job.parent.adapter in (None, job_folder / PARENT), "the job needs no other folder"
+        self.brought.append(sorted(path.name for path in job_folder.glob(f"{PARENT}/*")))
         step = self.plan.pop(0) if self.plan else "done"
         if step == "died early":
             assert job.target is not None
             job.target.with_name(f"{job.target.name}.tmp-{job.run}").mkdir(parents=True)
             raise Died
+        if step == "refused":
+            raise UpdateFailed("the parent adapter does not fit", blames_batch=False)
         if step == "failed":
             raise UpdateFailed("the loss is not a number")
         if step == "a fault":
@@ -181,4 +193,15 @@ class Workshop(Recorded):
             version=number,
             settings="{}",
             metrics=json.dumps(METRICS),
+        )
+        publish(
+            Job(
+                kind="train",
+                run=f"earlier {number}",
+                version=number,
+                policy="policy",
+                base_model="/models/small",
+                parent=Parent(version=number - 1),
+                target=self.folder / "adapters" / f"policy@{number}",
+            )
         )
