@@ -11,7 +11,7 @@ from pathlib import Path
 
 from proxy.secrets import PLUGIN_SECRET_VARIABLE, plugin_secret
 from storage.settings import Settings
-from trainer.jobs import UpdateSettings
+from storage.update_settings import UpdateSettings
 
 MIDDLEWARE = "proxy.vllm_plugin.capture.CaptureMiddleware"
 _PLUGIN = Path(__file__).parent.parent / "proxy" / "vllm_plugin"

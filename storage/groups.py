@@ -124,6 +124,17 @@ def consumed_by(db: Database, run: RunId) -> list[Group]:
     return [_group(db, row) for row in rows]
 
 
+def rows_of_run(db: Database, run: RunId) -> list[dict[str, Any]]:
+    """The groups that a run took, and those that it skipped, oldest first; ``spread``: of best and worst reward."""
+    found = db.all(
+        "SELECT id, scenario, state, reason,"
+        ' (SELECT max(reward) - min(reward) FROM group_members WHERE "group" = groups.id) AS spread FROM groups'
+        ' WHERE run = ?1 OR id IN (SELECT "group" FROM run_groups WHERE run = ?1) ORDER BY created_at, id',
+        (run,),
+    )
+    return [dict(row) for row in found]
+
+
 def acquit(db: Database, run: RunId) -> None:
     """That a run failed is no fault of the groups that it took."""
     db.execute("UPDATE run_groups SET blamed = 0 WHERE run = ?", (run,))

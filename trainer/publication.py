@@ -19,9 +19,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from storage.update_settings import UpdateSettings
 from trainer.errors import AdapterDamaged, OtherBase, UpdateFailed
 from trainer.fingerprints import file_sha256
-from trainer.jobs import UpdateSettings
 
 MANIFEST = "manifest.json"
 

@@ -55,7 +55,7 @@ def skip(db: Database, group: Group, reason: str, run: RunId | None = None) -> N
     """The group is not trained, and neither are its sessions; ``run`` is the one that found the reason."""
     now = time.time()
     with db.transaction():
-        groups.move(db, group, GroupState.SKIPPED, reason)
+        groups.move(db, group, GroupState.SKIPPED, reason, run)
         for member in groups.free_members(db, group):
             sessions.set_outcome(db, member.session, Outcome.SKIPPED, reason, run, now)
 

@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
 from storage.settings import ADDRESS_MARKS, Settings, Table
-from trainer.jobs import UpdateSettings
+from storage.update_settings import UpdateSettings
 from trainer.question import HOW, Terms
 
 

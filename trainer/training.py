@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from storage.update_settings import UpdateSettings
 from trainer import loss as losses
 from trainer.batches import Batch
 from trainer.errors import JobInvalid, UpdateFailed
-from trainer.jobs import UpdateSettings
 from trainer.layouts import Layout, Targets, laid_out, layouts, targets
 from trainer.policy_model import PolicyModel
 
@@ -210,6 +210,7 @@ def shape_metrics(batch: Batch, chunks: list[Layout]) -> dict[str, float]:
     return {
         "trained_tokens": batch.trained_tokens,
         "sequences": len(lengths),
+        "mean_trained_length": batch.trained_tokens / len(lengths),
         "rows": len({sequence.ids.tobytes() for sequence in batch.sequences}),
         "mean_length": sum(lengths) / len(lengths),
         "tokens": sum(lengths),

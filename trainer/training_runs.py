@@ -21,9 +21,10 @@ from storage.database import Database
 from storage.states import GroupState, Outcome, RunState
 from storage.text import counted
 from storage.types import Group, Run, RunRequest, VersionNumber, version_name
+from storage.update_settings import UpdateSettings
 from trainer import parents, scoring, weights
 from trainer.errors import BatchInvalid, NoWeights, OtherBase, UpdateFailed
-from trainer.jobs import Job, UpdateSettings
+from trainer.jobs import Job
 from trainer.material import Gathering, Material
 from trainer.publication import Manifest, published
 from trainer.settings import TrainerSettings

@@ -58,10 +58,11 @@ class Worker:
         if job.target is not None and (manifest := published(job.target, job.run)):
             return dict(manifest.metrics)
         batch = Batch.load(folder / BATCH)
+        started = time.perf_counter()
         model = self._prepare(job)
         if job.target is None:
             return self._score(model, job, batch, folder)
-        return self._train(model, job, batch, job.target)
+        return self._train(model, job, batch, time.perf_counter() - started)
 
     def forget(self, error: Exception) -> None:
         """Drop the model after an error that nobody foresaw, since it may be in any state."""
@@ -99,23 +100,31 @@ class Worker:
             raise JobInvalid(f"the parent adapter is damaged: {damaged}") from damaged
         require_base(adapter, manifest, fingerprint)
 
-    def _train(self, model: PolicyModel, job: Job, batch: Batch, target: Path) -> dict[str, float]:
+    def _train(self, model: PolicyModel, job: Job, batch: Batch, loading: float) -> dict[str, float]:
+        assert job.target is not None
         started = time.perf_counter()
         probe = Probe.choose(batch)
         size = job.settings.micro_batch_tokens
         self._progress("probe", 0, 2)
         before = probe.logprobs(model, size)
         self._progress("probe", 1, 2)
+        probed = time.perf_counter()
         training = Training(model, batch, job.settings, job.parent.version)
         continued = _go_on(training, job)
         metrics = training.run(lambda done, of: self._progress("update", done, of))
+        updated = time.perf_counter()
         after = probe.logprobs(model, size)
         self._progress("probe", 2, 2)
-        with publication(target, job.run) as folder:
+        metrics |= {
+            "optimizer_continued": float(continued),
+            "seconds_load": loading,
+            "seconds_update": updated - probed,
+            "seconds_probe": probed - started + time.perf_counter() - updated,
+        }
+        with publication(job.target, job.run) as folder:
             model.save_adapter(folder)
             training.save_optimizer(folder / OPTIMIZER)
-            metrics["optimizer_continued"] = float(continued)
-            metrics["seconds_total"] = time.perf_counter() - started
+            metrics["seconds_total"] = time.perf_counter() - started + loading
             manifest = self._manifest(job, folder, metrics, probe.compare(before, after))
             (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
         self._progress("publish", 1, 1)

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import anyio
-import orjson
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from proxy.admin.context import REFUSALS, Here, Limit, Problem, page, require_admin
 from proxy.admin.status import NO_TRAINER, degraded, serves_live, status, trainer_alive
@@ -21,6 +20,7 @@ from storage import calls, coordination, drifts, groups, rewards, runs, sessions
 from storage.errors import NotFound
 from storage.states import GroupState, RunState, SessionState, VersionState
 from storage.types import DEFAULT_OWNER, GroupId, Identity, Owner, Run, RunId, RunRequest, Session, new_id
+from storage.update_settings import UpdateSettings
 
 open_router = APIRouter()
 admin_router = APIRouter(prefix="/admin", dependencies=[Depends(require_admin)], responses=REFUSALS)
@@ -140,16 +140,15 @@ def list_runs(context: Here, limit: Limit = 100, cursor: str | None = None) -> d
 
 @admin_router.get("/runs/{run_id}", responses=_NOT_FOUND)
 def get_run(context: Here, run_id: str) -> dict[str, Any]:
-    """One run: settings, metrics, groups, and what became of their sessions."""
+    """One run: settings, metrics, the groups that it took or skipped with reason and spread of rewards, and what became
+    of their sessions."""
     try:
         run = runs.get(context.db, RunId(run_id))
     except NotFound as error:
         raise HTTPException(404, str(error)) from error
     return {
         **asdict(run),
-        "groups": [
-            {"id": g.id, "scenario": g.scenario, "state": g.state} for g in groups.consumed_by(context.db, run.id)
-        ],
+        "groups": groups.rows_of_run(context.db, run.id),
         "skipped_sessions": sessions.skipped_by_run(context.db, run.id),
     }
 
@@ -174,8 +173,8 @@ class TrainBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     scenario: str | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the update for this run alone: learning_rate, loss, steps, ..."""
+    settings: UpdateSettings = UpdateSettings()
+    """For this run alone; what is not given is as the trainer's settings say (`[train]`)."""
     wait: bool = False
     """Answer when the run has ended, and its version answers new sessions."""
 
@@ -187,14 +186,10 @@ async def train(context: Here, client: Request, body: TrainBody | None = None) -
     A client that waits and leaves takes nothing back: the run goes on.
     """
     body = body or TrainBody()
-    try:
-        orjson.dumps(body.settings)
-    except TypeError as error:
-        raise HTTPException(400, f"settings: {error}") from error
     trainer = await anyio.to_thread.run_sync(lambda: coordination.trainer(context.db))
     if not trainer_alive(trainer):
         raise HTTPException(503, NO_TRAINER)
-    asked = RunRequest(RunId(new_id()), body.scenario, body.settings, time.time())
+    asked = RunRequest(RunId(new_id()), body.scenario, body.settings.model_dump(exclude_unset=True), time.time())
     await anyio.to_thread.run_sync(lambda: runs.request(context.db, asked))
     accepted = JSONResponse({"id": asked.id, "state": RunState.REQUESTED}, 202)
     if not body.wait:

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from storage.update_settings import UpdateSettings
 from trainer.batches import Batch, Sequence
 from trainer.errors import UpdateFailed
 from trainer.fingerprints import file_sha256
-from trainer.jobs import SCORES, Job, Parent, UpdateSettings
+from trainer.jobs import SCORES, Job, Parent
 from trainer.publication import MANIFEST, Manifest
 from trainer.worker import UpdateWorker
 
@@ -153,7 +154,10 @@ def test_the_metrics_say_what_was_done(versions: dict[int, dict[str, float]], ba
     assert first["mean_abs_logprob_diff"] < 0.01  # the logprobs are its own
     assert versions[3]["mean_abs_logprob_diff"] > 0.05
     assert first["tokens_laid_out"] < first["tokens"] / 10
-    assert 0 < first["seconds_forward"] < first["seconds_total"]
+    assert 0 < first["seconds_forward"] < first["seconds_update"]
+    phases = first["seconds_load"] + first["seconds_update"] + first["seconds_probe"]
+    assert phases < first["seconds_total"]
+    assert first["mean_trained_length"] == batch.trained_tokens / 48
 
 
 def test_the_folder_holds_what_the_manifest_says(

@@ -197,7 +197,7 @@ def test_groups_and_runs_are_shown(start_proxy: StartProxy) -> None:
     ]
     shown = proxy.admin(f"runs/{run}")
     assert (shown["state"], shown["version"]) == ("succeeded", 1)
-    assert shown["groups"] == [{"id": "g", "scenario": "c", "state": "scored"}]
+    assert shown["groups"] == [{"id": "g", "scenario": "c", "state": "scored", "reason": None, "spread": 1.0}]
     assert shown["skipped_sessions"] == [{"session_id": "a", "episode": 1, "reason": "no token had an effect"}]
     assert [item["id"] for item in proxy.admin("runs")["items"]] == [run]
     assert proxy.answer("runs/nothing").status_code == proxy.answer("groups/nothing").status_code == 404
@@ -227,12 +227,19 @@ def test_versions_are_paged_newest_first(start_proxy: StartProxy) -> None:
     assert proxy.answer("versions?limit=0").status_code == 422
 
 
-def test_settings_that_cannot_be_kept_are_refused(start_proxy: StartProxy) -> None:
+def test_settings_that_no_run_could_use_are_refused_at_the_request(start_proxy: StartProxy) -> None:
     proxy = start_proxy()
     with contextlib.closing(Database(proxy.data)) as db:
         coordination.beat(db, time.time())
-        answer = proxy.answer("train", "POST", json={"settings": {"steps": 2**64}})
-        assert (answer.status_code, answer.json()["detail"]) == (400, "settings: Integer exceeds 64-bit range")
+        for settings, name, text in (
+            ('{"steps": 18446744073709551616}', "steps", "Input should be less than or equal to 1000"),
+            ('{"learning_rat": 1}', "learning_rat", "Extra inputs are not permitted"),
+            ('{"learning_rate": 1e999}', "learning_rate", "Input should be a finite number"),
+            ('{"loss": "ppo"}', "loss", "Input should be 'grpo' or 'cispo'"),
+        ):
+            answer = proxy.answer("train", "POST", content=f'{{"settings": {settings}}}')
+            (problem,) = answer.json()["detail"]
+            assert (answer.status_code, problem["loc"], problem["msg"]) == (422, ["body", "settings", name], text)
         assert runs.requests(db) == []
 
 

@@ -13,7 +13,7 @@ import pytest
 from scripts import known_settings
 from scripts.vllm_server import VllmServer
 from storage.settings import Settings
-from trainer.jobs import UpdateSettings
+from storage.update_settings import UpdateSettings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -11,7 +11,7 @@ import pytest
 
 from scripts.vllm_server import VllmServer
 from storage.settings import Settings
-from trainer.jobs import UpdateSettings
+from storage.update_settings import UpdateSettings
 
 
 def server(tmp_path: Path, *, rank: int = 16, staleness: int = 4, python: str = sys.executable) -> VllmServer:

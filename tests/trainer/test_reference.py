@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from storage.update_settings import UpdateSettings
 from trainer import layouts
 from trainer.batches import Batch, Sequence
-from trainer.jobs import UpdateSettings
 from trainer.policy_model import PolicyModel, Shape
 from trainer.training import Training
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from storage.update_settings import UpdateSettings
 from tests.trainer.test_layouts import sequence
 from trainer.batches import Batch
 from trainer.errors import UpdateFailed
-from trainer.jobs import UpdateSettings
 from trainer.layouts import Layout, Targets
 from trainer.training import Training
 

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from storage.update_settings import UpdateSettings
 from tests.trainer.test_layouts import sequence
 from trainer.batches import Batch
 from trainer.errors import AdapterDamaged, BatchInvalid, JobInvalid, OtherBase, UpdateFailed
 from trainer.fingerprints import base_fingerprint
-from trainer.jobs import BATCH, FORMAT, OPTIMIZER, PARENT, Job, Parent, UpdateSettings
+from trainer.jobs import BATCH, FORMAT, OPTIMIZER, PARENT, Job, Parent
 from trainer.probe import MOST_ROW_TOKENS, MOST_TOKENS, Probe
 from trainer.publication import MANIFEST, Manifest, manifest_of, publication, published, require_base
 from trainer.update import _blames_batch, _in_words

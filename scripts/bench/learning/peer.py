@@ -23,7 +23,7 @@ from scripts.bench.learning.playing import ATTEMPTS
 from scripts.bench.learning.rounds import Curve, Round
 from scripts.bench.learning.tasks import TASKS
 from scripts.services import PROJECT, CannotStart
-from trainer.jobs import UpdateSettings
+from storage.update_settings import UpdateSettings
 
 
 def learn(part: Part, model: str) -> Curve:

@@ -41,8 +41,8 @@ def _contender(name: str, model: str, path: Path) -> Callable[[dict[str, Any]], 
     import unsloth  # noqa: F401  (first: TRL asks for a GPU where triton is installed and it was not)
 
     from scripts.bench.training import own, peer, rows
+    from storage.update_settings import UpdateSettings
     from trainer.batches import Batch
-    from trainer.jobs import UpdateSettings
 
     settings = UpdateSettings()
     batch = Batch.load(path)

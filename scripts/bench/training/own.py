@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from scripts.bench.training.rows import Row
+from storage.update_settings import UpdateSettings
 from trainer.batches import Batch
-from trainer.jobs import UpdateSettings
 from trainer.layouts import layouts, targets
 from trainer.policy_model import LINEAR_LAYERS, PolicyModel, Shape
 from trainer.training import Training

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from scripts.bench.training.rows import Row, micro_batches, sample
-from trainer.jobs import UpdateSettings
+from storage.update_settings import UpdateSettings
 
 _PILOT_ROWS = 4
 
