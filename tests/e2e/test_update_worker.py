@@ -246,7 +246,6 @@ def test_a_result_is_taken_up_again_and_a_foreign_one_refused(
 def test_bad_numbers_and_bad_folders_publish_nothing(
     versions: dict[int, dict[str, float]], bench: Bench, worker: UpdateWorker, batch: Batch
 ) -> None:
-    pid = worker.pid
     poisoned = bench.target(7)
     poisoned.mkdir()
     weights = load_file(bench.target(1) / "adapter_model.safetensors")
@@ -255,8 +254,10 @@ def test_bad_numbers_and_bad_folders_publish_nothing(
     (poisoned / "adapter_config.json").write_bytes((bench.target(1) / "adapter_config.json").read_bytes())
     with pytest.raises(UpdateFailed, match="the loss is not a finite number"):
         worker.run(bench.job(batch, 8, 7))
+    assert worker.pid is None, "a process whose job failed is replaced"
     with pytest.raises(UpdateFailed, match=r"has \{'r': 16, 'lora_alpha': 32\}, the settings ask for"):
         worker.run(bench.job(batch, 8, 1, rank=8, alpha=16))
+    pid = worker.pid
     with pytest.raises(UpdateFailed, match="cannot be read"):
         worker.run(bench.root / "absent")
     assert {path.name for path in bench.target(1).parent.iterdir()} == {f"policy@{version}" for version in (1, 2, 3, 7)}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trainer.errors import AlreadyRunning, UpdateFailed
-from trainer.worker import UpdateWorker, await_orphan
+from trainer.worker import JOBS_OF_A_CHILD, UpdateWorker, await_orphan
 
 FAKE = [sys.executable, str(Path(__file__).parent / "fake_update.py")]
 
@@ -57,12 +57,23 @@ def test_progress_is_passed_on_in_order(worker: UpdateWorker, job: Any) -> None:
     assert seen == [("update", 1, 2), ("update", 2, 2)]
 
 
-def test_a_failed_job_has_a_reason_and_the_process_stays(worker: UpdateWorker, job: Any) -> None:
+@pytest.mark.parametrize("blames_batch", [True, False])
+def test_a_failed_job_has_a_reason_and_its_process_is_replaced_unless_it_only_refused(
+    worker: UpdateWorker, job: Any, blames_batch: bool
+) -> None:
     pid = worker.run(job())["pid"]
+    failed = {"event": "failed", "run": "r", "reason": "the reason", "blames_batch": blames_batch}
     with pytest.raises(UpdateFailed) as caught:
-        worker.run(job({"emit": {"event": "failed", "run": "r", "reason": "the loss is not a number"}}))
-    assert caught.value.reason == "the loss is not a number"
-    assert worker.run(job())["pid"] == pid
+        worker.run(job({"emit": failed}))
+    assert (caught.value.reason, caught.value.blames_batch) == ("the reason", blames_batch)
+    assert alive(pid) is not blames_batch
+    assert (worker.run(job())["pid"] == pid) is not blames_batch
+
+
+def test_a_process_is_replaced_after_so_many_jobs(worker: UpdateWorker, job: Any) -> None:
+    pids = [worker.run(job())["pid"] for _ in range(JOBS_OF_A_CHILD + 1)]
+    assert len(set(pids[:-1])) == 1
+    assert pids[-1] != pids[0]
 
 
 @pytest.mark.parametrize(
@@ -153,13 +164,6 @@ def test_a_child_that_outlives_its_trainer_is_waited_for(tmp_path: Path, job: An
     worker = UpdateWorker(tmp_path / "log", command=FAKE, lock=lock)
     worker.run(job())  # and the next child takes it again
     worker.close()
-
-
-def test_that_a_failure_is_no_fault_of_the_batch_is_passed_on(worker: UpdateWorker, job: Any) -> None:
-    failed = {"event": "failed", "run": "r", "reason": "the disk is full", "blames_batch": False}
-    with pytest.raises(UpdateFailed) as caught:
-        worker.run(job({"emit": failed}))
-    assert not caught.value.blames_batch
 
 
 def test_what_the_child_says_on_stderr_is_in_the_log(worker: UpdateWorker, job: Any, tmp_path: Path) -> None:
