@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from storage import counts, sessions
+from storage import counts, judging, sessions
 from storage.database import Database, Row
 from storage.errors import NotFound
 from storage.states import GROUP_MOVES, GroupState, RunState, SessionState, check_move
@@ -26,6 +26,8 @@ class Verdict:
     """As `Group.judge_seed`; None where nobody was asked."""
     cut: dict[str, int] | None = None
     """As `Group.judge_cut`."""
+    key: str | None = None
+    """Digest of what was asked; the same for equal groups under the same terms."""
 
 
 def claim(db: Database, group: GroupId, members: Sequence[Session], at: float) -> bool:
@@ -78,14 +80,15 @@ def set_scores(db: Database, group: Group, members: Sequence[Member], verdict: V
     """Keep the scores and their reasons. Inside a transaction."""
     move(db, group, GroupState.SCORED)
     db.execute(
-        "UPDATE groups SET judge = ?, judge_tokens = judge_tokens + ?, judge_seed = ?, judge_cut = ?, scored_at = ?"
-        " WHERE id = ?",
-        (verdict.judge, verdict.tokens, verdict.seed, _json(verdict.cut), at, group.id),
+        "UPDATE groups SET judge = ?, judge_seed = ?, judge_cut = ?, judge_key = ?, scored_at = ? WHERE id = ?",
+        (verdict.judge, verdict.seed, _json(verdict.cut), verdict.key, at, group.id),
     )
+    if verdict.tokens:
+        judging.spend(db, group.id, verdict.tokens, at)
     for member in members:
         db.execute(
-            "UPDATE group_members SET reward = ?, explanation = ? WHERE session = ?",
-            (member.reward, member.explanation, member.session),
+            "UPDATE group_members SET reward = ?, explanation = ?, attempt = ? WHERE session = ?",
+            (member.reward, member.explanation, member.attempt, member.session),
         )
 
 
@@ -161,7 +164,10 @@ def rows(db: Database, where: dict[str, Any], limit: int, cursor: str | None) ->
         f" FROM groups WHERE {' AND '.join(terms)} ORDER BY id DESC LIMIT ?",
         (*parameters, limit),
     )
-    return [{**dict(row), "judge_cut": _read(row["judge_cut"])} for row in found]
+    shown = [{**dict(row), "judge_cut": judging.read_cut(row["judge_cut"])} for row in found]
+    for row in shown:
+        del row["judge_key"]
+    return shown
 
 
 def member_rows(db: Database, group: GroupId) -> list[dict[str, Any]]:
@@ -184,10 +190,6 @@ def _json(cut: dict[str, int] | None) -> str | None:
     return None if cut is None else orjson.dumps(cut).decode()
 
 
-def _read(cut: str | None) -> dict[str, int] | None:
-    return None if cut is None else orjson.loads(cut)
-
-
 def _group(db: Database, row: Row) -> Group:
     members = db.all('SELECT * FROM group_members WHERE "group" = ? ORDER BY session', (row["id"],))
     return Group(
@@ -198,10 +200,12 @@ def _group(db: Database, row: Row) -> Group:
         state=GroupState(row["state"]),
         reason=row["reason"],
         created_at=row["created_at"],
-        members=tuple(Member(SessionKey(m["session"]), m["reward"], m["explanation"]) for m in members),
+        members=tuple(Member(SessionKey(m["session"]), m["reward"], m["explanation"], m["attempt"]) for m in members),
         judge=row["judge"],
         judge_tokens=row["judge_tokens"],
         judge_seed=row["judge_seed"],
-        judge_cut=_read(row["judge_cut"]),
+        judge_cut=judging.read_cut(row["judge_cut"]),
+        judge_silences=row["judge_silences"],
+        judge_due=row["judge_due"],
         run=RunId(row["run"]) if row["run"] else None,
     )

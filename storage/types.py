@@ -192,6 +192,8 @@ class Member:
     session: SessionKey
     reward: float | None = None
     explanation: str | None = None
+    attempt: str | None = None
+    """Digest of what the judge saw of it; None where it saw nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,10 @@ class Group:
     judge_cut: dict[str, int] | None = None
     """What the judge was not shown, for it did not fit: ``tokens`` in all, from how many ``texts``, whole ``messages``;
     None: nothing."""
+    judge_silences: int = 0
+    """How often the judge answered for others, and not for this group."""
+    judge_due: float | None = None
+    """Before when it is not asked again."""
     run: RunId | None = None
 
 

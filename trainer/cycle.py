@@ -12,38 +12,35 @@ from storage.states import GroupState
 from storage.text import counted
 from storage.types import Group, GroupId, RunId, RunRequest, SessionKey, new_id
 from trainer import scoring
-from trainer.errors import JudgeSilent, JudgeUnreachable
 from trainer.groups import Candidate, Rules
 from trainer.judge import Judge
+from trainer.judging import Judging
 from trainer.settings import TrainerSettings
 from trainer.sieve import Sieve
 from trainer.training_runs import TrainingRuns
-
-NO_JUDGE = (
-    "no judge is configured, and not every session of a group has a reward of its own: set SLIPSTREAM_JUDGE_BASE_URL "
-    "and SLIPSTREAM_JUDGE_MODEL"
-)
-_ENOUGH_SILENCE = 3
-"""Turns in which the judge could not answer for a group, after which the group is skipped."""
 
 
 class Cycle:
     def __init__(self, db: Database, settings: TrainerSettings, judge: Judge | None, training: TrainingRuns) -> None:
         self._db = db
         self._settings = settings
-        self._judge = judge
+        self._judging = Judging(db, settings, judge)
+        self._has_judge = judge is not None
         self._training = training
         self._sieve = Sieve(db, settings)
         self._rules = Rules(settings.group, settings.max_staleness)
         self.rewards_due: float | None = None
         """When the first of the groups that wait for their clients' rewards has waited long enough."""
-        self._silences: dict[GroupId, int] = {}
-        """In how many turns the judge could not answer for a group."""
         self._stopped = threading.Event()
 
     def stop(self) -> None:
         """Begin nothing new; what is under way comes to its end. From any thread."""
         self._stopped.set()
+
+    @property
+    def due(self) -> float | None:
+        """When the first of the groups that wait to be scored need wait no longer."""
+        return min((due for due in (self.rewards_due, self._judging.due) if due is not None), default=None)
 
     def turn(self) -> None:
         """Do whatever can be done now. A pause stops all but the runs that were asked for."""
@@ -105,33 +102,16 @@ class Cycle:
         Rewards that their clients have still time to give are waited for, but for a run that was ``asked`` for.
         """
         self.rewards_due = None
-        least = self._settings.group.min_spread
-        judge, problem = self._judge, None
-        answers = judge.answers if judge else 0
-        silent: list[tuple[Group, str]] = []
+        least, weights = self._settings.group.min_spread, self._settings.reward.weights
+        unrewarded = []
+        # Those that need no judge do not wait for it.
         for group in groups.in_state(self._db, GroupState.READY):
             if self._stopped.is_set():
-                return problem
-            coordination.say(self._db, f"scoring group {group.id}", problem=problem)
-            try:
-                if scoring.by_clients(self._db, group, least, self._settings.reward.weights):
-                    continue
-                if self._waits(group, asked):
-                    continue
-                if judge is None:
-                    problem = problem or NO_JUDGE
-                else:
-                    scoring.by_judge(self._db, group, judge, self._settings.judge.terms(group.scenario), least)
-            except JudgeUnreachable as unreachable:
-                # The groups that need no judge do not wait for it.
-                judge, problem = None, str(unreachable)
-            except JudgeSilent as no_answer:
-                silent.append((group, str(no_answer)))
-                problem = str(no_answer)
-        # A judge that answers none of several groups is down, which is no fault of theirs.
-        if len(silent) == 1 or (self._judge and self._judge.answers > answers):
-            self._count_silences(silent)
-        return problem
+                return None
+            coordination.say(self._db, f"scoring group {group.id}")
+            if not scoring.by_clients(self._db, group, least, weights) and not self._waits(group, asked):
+                unrewarded.append(group)
+        return self._judging.score(unrewarded, self._stopped)
 
     def _waits(self, group: Group, asked: Collection[str | None]) -> bool:
         """Whether the clients of a group have still time to give rewards."""
@@ -141,20 +121,12 @@ class Cycle:
         self.rewards_due = min(due, self.rewards_due or due)
         return True
 
-    def _count_silences(self, silent: list[tuple[Group, str]]) -> None:
-        """Skip the groups for which the judge could not answer too often."""
-        for group, reason in silent:
-            self._silences[group.id] = self._silences.get(group.id, 0) + 1
-            if self._silences[group.id] >= _ENOUGH_SILENCE:
-                scoring.skip(self._db, group, f"judge failed: {reason}")
-                del self._silences[group.id]
-
     def waits_for(self) -> str:
         """What the next run waits for, in words."""
         scored = len(groups.in_state(self._db, GroupState.SCORED))
         ready = len(groups.in_state(self._db, GroupState.READY))
         waiting = len(sessions.waiting(self._db))
-        judge = "the judge" if self._judge else "rewards of their clients, for there is no judge"
+        judge = "the judge" if self._has_judge else "rewards of their clients, for there is no judge"
         return (
             f"{counted(self._settings.trainer.groups, 'scored group')}: there are {scored}, "
             f"and {ready} that wait for {judge}; closed sessions that wait for others of their scenario: {waiting}"

@@ -60,6 +60,11 @@ class JudgeUnreachable(TrainerError):
 class JudgeSilent(TrainerError):
     """The judge broke off over this group; it may answer for others, and for this one later."""
 
+    def __init__(self, text: str, retry_after: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+        """Seconds that it asks us to wait."""
+
 
 class JudgeRefused(TrainerError):
     """An answer without a usable score for every attempt; the text says what is wrong with it."""

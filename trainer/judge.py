@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
 
 from storage.secrecy import Secrets
+from trainer import tokens
 from trainer.errors import JudgeRefused, JudgeSilent, JudgeTooLong, JudgeUnreachable
 
 _TIMEOUT = httpx.Timeout(120.0, connect=10.0)
@@ -26,7 +29,7 @@ class Reply:
     content: str
     """Empty when the judge refused, or said nothing."""
     tokens: int
-    """What the judge says that it used, prompt and answer together; 0 where it does not say."""
+    """What the judge says that it used, prompt and answer together; where it does not say, about so many."""
 
 
 class Judge:
@@ -36,6 +39,8 @@ class Judge:
         self.name = model
         self.answers = 0
         """How many requests were answered, whatever with."""
+        self.tokens = 0
+        """What all of them cost."""
         self._secrets = Secrets(api_key)
         self._url = base_url.rstrip("/") + "/chat/completions"
         self._client = httpx.Client(timeout=_TIMEOUT, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
@@ -70,7 +75,9 @@ class Judge:
                 f"the judge answered with {status}: {self._said(response)}"
             )
         if status in _OF_THIS_MOMENT or status >= 500:
-            raise JudgeSilent(f"the judge at {self._url} answered with {status}: {self._said(response)}")
+            raise JudgeSilent(
+                f"the judge at {self._url} answered with {status}: {self._said(response)}", _retry_after(response)
+            )
         if status != 200:
             raise JudgeUnreachable(
                 f"the judge at {self._url} answered with {status}: {self._said(response)}; groups wait; "
@@ -80,12 +87,14 @@ class Judge:
         try:
             body = response.json()
             content = body["choices"][0]["message"].get("content")
-            tokens = int((body.get("usage") or {}).get("total_tokens") or 0)
+            used = int((body.get("usage") or {}).get("total_tokens") or 0)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise JudgeRefused(f"the judge's answer is not a chat completion: {self._said(response)}") from error
         # Half a surrogate pair can neither be kept nor sent back.
         text = content.encode("utf-8", "replace").decode() if isinstance(content, str) else ""
-        return Reply(text.strip(), tokens)
+        used = used or sum(tokens.count(said) for said in (*(message["content"] for message in messages), text))
+        self.tokens += used
+        return Reply(text.strip(), used)
 
     def _said(self, response: httpx.Response) -> str:
         """The first of an answer, without our key: some judges repeat it."""
@@ -93,3 +102,14 @@ class Judge:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds until the judge wants to be asked again: it gives them, or a date."""
+    given = response.headers.get("retry-after", "").strip()
+    if given.isdecimal():
+        return float(given)
+    try:
+        return max(parsedate_to_datetime(given).timestamp() - time.time(), 0.0)
+    except (ValueError, TypeError, OverflowError):
+        return None

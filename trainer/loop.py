@@ -16,7 +16,7 @@ from apscheduler.executors.pool import BasePoolExecutor
 from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from storage import coordination
+from storage import coordination, judging
 from storage.database import Database, OperationalError
 from storage.folders import make_private
 from trainer.cycle import Cycle
@@ -52,6 +52,7 @@ class Trainer:
         training = TrainingRuns(self._db, settings, self._worker)
         coordination.beat(self._beat_db, time.time())
         self._judge = _judge(settings)
+        judging.describe(self._db, self._judge.name if self._judge else None, settings.judge.tokens_per_day)
         self._cycle = Cycle(self._db, settings, self._judge, training)
         self._watcher = Cycle(self._watch_db, settings, None, training)
         self._turning = threading.Lock()
@@ -100,8 +101,8 @@ class Trainer:
         with self._turning, _busy_is_no_fault("cycle"):
             try:
                 self._cycle.turn()
-                if self._cycle.rewards_due is not None:
-                    self._turn_at(self._cycle.rewards_due)
+                if self._cycle.due is not None:
+                    self._turn_at(self._cycle.due)
             except OperationalError:
                 raise
             except Exception as error:  # noqa: BLE001 - the edge of the background: said, and tried again

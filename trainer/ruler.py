@@ -28,7 +28,6 @@ class Scores:
     """One score for each attempt, in the order in which they were given."""
 
     scores: tuple[Score, ...]
-    tokens: int
     cut: Cut | None = None
     """What the judge was not shown."""
 
@@ -63,17 +62,15 @@ def score(judge: Judge, attempts: Sequence[Attempt], terms: Terms, seed: int) ->
     """
     distinct = {attempt.content: attempt for attempt in attempts}
     asked, reply = _ask(judge, list(distinct.values()), terms, seed)
-    tokens = reply.tokens
     try:
         found = read_answer(reply.content, asked.ids)
     except JudgeRefused as fault:
         again = {"role": "user", "content": f"That answer cannot be used: {fault}. Answer again, with JSON alone."}
         said = [{"role": "assistant", "content": reply.content}] if reply.content else []
         reply = judge.ask([*asked.messages, *said, again], SCHEMA)
-        tokens += reply.tokens
         found = read_answer(reply.content, asked.ids)
     by_content = dict(zip(distinct, found, strict=True))
-    return Scores(tuple(by_content[attempt.content] for attempt in attempts), tokens, asked.cut)
+    return Scores(tuple(by_content[attempt.content] for attempt in attempts), asked.cut)
 
 
 def _ask(judge: Judge, attempts: Sequence[Attempt], terms: Terms, seed: int) -> tuple[Question, Reply]:

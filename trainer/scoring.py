@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
-from storage import exchanges, groups, sessions
+from storage import exchanges, groups, judging, sessions
 from storage.database import Database
 from storage.states import GroupState, Outcome
-from storage.types import Group, Member, RunId, SessionKey
+from storage.text import dumps
+from storage.types import Group, Member, RunId
 from trainer import attempts, ruler
 from trainer.advantages import advantages
 from trainer.client_rewards import Named, of_members
-from trainer.errors import JudgeRefused
+from trainer.errors import JudgeRefused, JudgeSilent, JudgeUnreachable
 from trainer.judge import Judge
 from trainer.question import Attempt, Terms
 
@@ -32,29 +35,76 @@ def by_clients(db: Database, group: Group, min_spread: float, weights: Named) ->
     return True
 
 
-def by_judge(db: Database, group: Group, judge: Judge, terms: Terms, min_spread: float) -> None:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A group as the judge sees it."""
+
+    terms: Terms
+    attempts: tuple[Attempt, ...]
+    """Of its members."""
+    digests: tuple[str, ...]
+    """Of the attempts: equal ones have the same."""
+    key: str
+    """As `groups.Verdict.key`."""
+
+
+def seen(db: Database, group: Group, judge: Judge, terms: Terms) -> Seen:
+    members = tuple(attempts.attempt(exchanges.of_session(db, member.session)) for member in group.members)
+    digests = tuple(hashlib.sha256(one.content).hexdigest() for one in members)
+    asked = dumps([judge.name, terms.instruction, terms.context, sorted(set(digests))])
+    return Seen(terms, members, digests, hashlib.sha256(asked).hexdigest())
+
+
+def as_before(db: Database, group: Group, judge: Judge, seen: Seen, min_spread: float) -> bool:
+    """Give every member the score that the judge gave when it was asked the same; returns False where it was not."""
+    before = judging.earlier(db, group.owner, seen.key, set(seen.digests))
+    if before is None:
+        return False
+    scores = [before.scores[digest] for digest in seen.digests]
+    verdict = groups.Verdict(judge.name, 0, before.seed, before.cut, seen.key)
+    _keep(db, group, _scored(group, seen, scores), verdict, min_spread)
+    return True
+
+
+def by_judge(db: Database, group: Group, judge: Judge, seen: Seen, min_spread: float) -> None:
     """Give every member the judge's score; a group for which it cannot be had is skipped with the reason.
 
-    Raises `JudgeUnreachable` or `JudgeSilent`: the group waits.
+    Raises `JudgeUnreachable` or `JudgeSilent`: the group waits. What was spent is kept in any case.
     """
+    seed = secrets.randbits(_SEED_BITS)
+    before = judge.tokens
     try:
-        seen = [attempt(db, member.session) for member in group.members]
-        seed = secrets.randbits(_SEED_BITS)
-        scores = ruler.score(judge, seen, terms, seed)
+        scores = ruler.score(judge, seen.attempts, seen.terms, seed)
     except JudgeRefused as refused:
-        skip(db, group, f"judge failed: {refused}")
+        skip(db, group, f"judge failed: {refused}", tokens=judge.tokens - before)
         return
-    members = [
-        replace(m, reward=s.value, explanation=s.explanation) for m, s in zip(group.members, scores.scores, strict=True)
-    ]
+    except (JudgeSilent, JudgeUnreachable):
+        if judge.tokens > before:
+            with db.transaction():
+                judging.spend(db, group.id, judge.tokens - before, time.time())
+        raise
+    members = _scored(group, seen, [(one.value, one.explanation) for one in scores.scores])
     cut = asdict(scores.cut) if scores.cut else None
-    _keep(db, group, members, groups.Verdict(judge.name, scores.tokens, seed, cut), min_spread)
+    verdict = groups.Verdict(judge.name, judge.tokens - before, seed, cut, seen.key)
+    _keep(db, group, members, verdict, min_spread)
 
 
-def skip(db: Database, group: Group, reason: str, run: RunId | None = None) -> None:
-    """The group is not trained, and neither are its sessions; ``run`` is the one that found the reason."""
+def _scored(group: Group, seen: Seen, scores: Sequence[tuple[float, str | None]]) -> list[Member]:
+    return [
+        replace(member, reward=value, explanation=explanation, attempt=digest)
+        for member, digest, (value, explanation) in zip(group.members, seen.digests, scores, strict=True)
+    ]
+
+
+def skip(db: Database, group: Group, reason: str, run: RunId | None = None, tokens: int = 0) -> None:
+    """The group is not trained, and neither are its sessions; ``run`` is the one that found the reason.
+
+    ``tokens``: what the judge cost in vain.
+    """
     now = time.time()
     with db.transaction():
+        if tokens:
+            judging.spend(db, group.id, tokens, now)
         groups.move(db, group, GroupState.SKIPPED, reason, run)
         for member in groups.free_members(db, group):
             sessions.set_outcome(db, member.session, Outcome.SKIPPED, reason, run, now)
@@ -77,8 +127,3 @@ def _keep(db: Database, group: Group, members: list[Member], verdict: groups.Ver
             return
         for member in members:
             sessions.set_outcome(db, member.session, outcome, reason, None, now)
-
-
-def attempt(db: Database, session: SessionKey) -> Attempt:
-    """What the judge sees of a session."""
-    return attempts.attempt(exchanges.of_session(db, session))

@@ -45,6 +45,11 @@ class JudgeSettings(Table):
     rubrics: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
     """By scenario, in place of `rubric`."""
 
+    tokens_per_day: int | None = Field(None, ge=1)
+    """What the judge may cost between 0:00 and 24:00 UTC; then groups wait. None: without limit."""
+    backoff: float = Field(10.0, ge=0)
+    """Seconds until the judge is asked again for a group that it gave no answer for; twice as long each time."""
+
     def terms(self, scenario: str) -> Terms:
         """How the groups of a scenario are judged."""
         return Terms(self.rubrics.get(scenario, self.rubric), self.context)

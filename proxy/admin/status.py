@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.admin.context import Context
 from proxy.upstreams import Upstream
-from storage import coordination, drifts, figures, groups, repetition, runs, sessions, versions
+from storage import coordination, drifts, figures, groups, judging, repetition, runs, sessions, versions
 from storage.states import VersionState
 from storage.text import counted
 from storage.types import BASE, version_name
@@ -33,6 +33,7 @@ def status(context: Context) -> dict[str, Any]:
         "sessions": sessions.states(db),
         "unshared_scenarios": _unshared(context),
         "groups": groups.states(db),
+        "judge": _judge(context),
         "last_run": asdict(newest) if newest else None,
         "paused": coordination.is_paused(db),
         "trainer": asdict(trainer) if trainer else None,
@@ -92,6 +93,21 @@ def _upstream(context: Context, upstream: Upstream) -> dict[str, Any]:
     }
 
 
+def _judge(context: Context) -> dict[str, Any] | None:
+    """Who judges, and what it cost; null: no trainer has run yet."""
+    state = judging.state(context.db)
+    if state is None:
+        return None
+    today = judging.spent(context.db, time.time())
+    return {
+        "model": state.model,
+        "tokens_today": today,
+        "tokens_total": judging.spent(context.db),
+        "tokens_per_day": state.budget,
+        "stopped": state.budget is not None and today >= state.budget,
+    }
+
+
 def _unshared(context: Context) -> dict[str, Any]:
     """Of the last sessions those whose scenario nobody shares; they cannot be compared with any other."""
     of, lonely = sessions.alone(context.db, _LAST_SESSIONS)
@@ -112,6 +128,12 @@ def _warnings(context: Context) -> list[str]:
         warnings.append(
             f"{counted(ambiguous, 'session')} skipped as ambiguous, for agents without tags were answered alike: "
             "tag their calls with X-Session-Id"
+        )
+    judge = judging.state(context.db)
+    if judge is not None and judge.model is None:
+        warnings.append(
+            "no judge is configured: only groups whose sessions all have rewards of their own are scored; set "
+            "SLIPSTREAM_JUDGE_BASE_URL and SLIPSTREAM_JUDGE_MODEL"
         )
     unshared = _unshared(context)
     if unshared["of"] >= _FEW_SESSIONS and unshared["share"] > _HIGH_SHARE:

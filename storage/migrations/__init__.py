@@ -16,6 +16,7 @@ from storage.migrations import (
     m008_judge_seed,
     m009_judge_cut,
     m010_blame,
+    m011_judging,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ ALL: dict[str, Callable[[Database], None]] = {
     "008_judge_seed": m008_judge_seed.migrate,
     "009_judge_cut": m009_judge_cut.migrate,
     "010_blame": m010_blame.migrate,
+    "011_judging": m011_judging.migrate,
 }
 
 

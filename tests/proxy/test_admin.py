@@ -16,7 +16,7 @@ import pytest
 from proxy import secrets
 from proxy.admin.context import Context
 from proxy.settings import ProxySettings
-from storage import coordination, drifts, groups, runs, sessions
+from storage import coordination, drifts, groups, judging, runs, sessions
 from storage.database import Database
 from storage.drifts import Drift, Kind
 from storage.states import Outcome, RunState
@@ -357,3 +357,20 @@ def test_drift_is_shown_with_the_session_and_warned_of(start_proxy: StartProxy) 
     (warning,) = [warning for warning in proxy.status()["warnings"] if warning.startswith("drift")]
     assert "4 of the last 4 sessions of scenario 'a game' fall apart" in warning
     assert "(reasoning stripped)" in warning
+
+
+def test_the_judge_and_what_it_cost_are_shown(proxy: RunningProxy) -> None:
+    assert proxy.status()["judge"] is None, "no trainer has run yet"
+    db = Database(proxy.data)
+    judging.describe(db, None, None)
+    assert any(warning.startswith("no judge is configured") for warning in proxy.status()["warnings"])
+    judging.describe(db, "judge-1", 100)
+    assert not any("judge" in warning for warning in proxy.status()["warnings"])
+    with db.transaction():
+        judging.spend(db, GroupId("g"), 60, 5.0)
+        judging.spend(db, GroupId("g"), 99, time.time())
+    shown = {"model": "judge-1", "tokens_today": 99, "tokens_total": 159, "tokens_per_day": 100, "stopped": False}
+    assert proxy.status()["judge"] == shown
+    judging.spend(db, GroupId("g"), 1, time.time())
+    assert proxy.status()["judge"] == shown | {"tokens_today": 100, "tokens_total": 160, "stopped": True}
+    db.close()

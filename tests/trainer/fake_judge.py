@@ -52,6 +52,7 @@ class FakeJudge:
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
+    retry_after: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
@@ -64,7 +65,10 @@ class FakeJudge:
         self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
         status, document = self._answer()
         text = self._named(document if isinstance(document, str) else json.dumps(document))
-        await send({"type": "http.response.start", "status": status, "headers": [(b"location", b"/elsewhere")]})
+        headers = [(b"location", b"/elsewhere")]
+        if self.retry_after is not None:
+            headers.append((b"retry-after", self.retry_after.encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": text.encode("utf-8", "surrogatepass")})
 
     def _answer(self) -> Answer:

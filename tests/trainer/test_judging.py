@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage import coordination, groups, sessions
+from storage import coordination, groups, judging, sessions
 from storage.states import GroupState
 from tests.storage.recorded import a_reward
 from tests.trainer.fake_judge import FakeJudge, by_length, says, scores, served
 from tests.trainer.workshop import Workshop
-from trainer.cycle import NO_JUDGE
 from trainer.judge import Judge
+from trainer.judging import NO_JUDGE
 
 
 @pytest.fixture
@@ -71,10 +71,12 @@ def test_a_group_that_the_judge_cannot_answer_starves_nobody(
 ) -> None:
     stuck = workshop.group([workshop.closed("a"), workshop.closed("bb")])
     cycle = workshop.cycle(judge, trainer={"groups": 9})
-    for turn in range(3):
+    for turn in range(8):
         assert groups.get(workshop.db, stuck.id).state is GroupState.READY
         behind = workshop.group([workshop.closed(f"c{turn}"), workshop.closed(f"dd{turn}")])
         fake.answers = [(status, "no"), says(scores(0, 1))]
+        if turn:
+            fake.answers.reverse()  # the stuck one comes behind all others
         cycle.turn()
         assert groups.get(workshop.db, behind.id).state is GroupState.SCORED
         assert f"answered with {status}: no" in (said(workshop).problem or "")
@@ -88,7 +90,7 @@ def test_a_group_alone_that_the_judge_cannot_answer_ends(workshop: Workshop, fak
     stuck = workshop.group([workshop.closed("a"), workshop.closed("bb")])
     fake.answers = [(500, "no")]
     cycle = workshop.cycle(judge)
-    for _ in range(3):
+    for _ in range(8):
         assert groups.get(workshop.db, stuck.id).state is GroupState.READY
         cycle.turn()
     assert groups.get(workshop.db, stuck.id).state is GroupState.SKIPPED
@@ -166,3 +168,130 @@ def test_a_group_that_was_cut_says_so(workshop: Workshop, fake: FakeJudge, judge
     assert (cut["texts"], cut["messages"]) == (1, 0)
     assert cut["tokens"] > 1500
     assert groups.rows(workshop.db, {}, 9, None)[0]["judge_cut"] == cut
+
+
+def test_a_silence_outlives_a_restart(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
+    stuck = workshop.group(workshop.many([None, None]))
+    fake.answers = [(500, "no")]
+    for _ in range(7):
+        workshop.cycle(judge).turn()
+    assert groups.get(workshop.db, stuck.id).judge_silences == 7
+    workshop.cycle(judge).turn()
+    assert groups.get(workshop.db, stuck.id).state is GroupState.SKIPPED
+
+
+@pytest.mark.parametrize(("after", "least", "most"), [(None, 100, 101), ("1800", 1799, 1801), ("99999", 3599, 3601)])
+def test_a_group_is_asked_for_again_when_it_is_due(
+    workshop: Workshop, fake: FakeJudge, judge: Judge, after: str | None, least: float, most: float
+) -> None:
+    waiting = workshop.group(workshop.many([None, None]))
+    fake.answers = [(429, "slower")]
+    fake.retry_after = after
+    fake.requests.clear()
+    cycle = workshop.cycle(judge, judge={"backoff": 100})
+    began = time.time()
+    for _ in range(3):
+        cycle.turn()
+    due = groups.get(workshop.db, waiting.id).judge_due
+    assert due is not None
+    assert least <= due - began <= most + time.time() - began
+    assert (len(fake.requests), cycle.due) == (1, due)
+    assert f"for group {waiting.id}: it is asked again at " in (said(workshop).problem or "")
+    workshop.db.execute("UPDATE groups SET judge_due = 1")
+    cycle.turn()
+    waits = (groups.get(workshop.db, waiting.id).judge_due or 0) - time.time()
+    assert (len(fake.requests), waits > 190) == (2, True)
+
+
+def test_a_judge_that_answers_nobody_is_soon_left_alone_and_starves_nobody(
+    workshop: Workshop, fake: FakeJudge, judge: Judge
+) -> None:
+    for name in "abcde":
+        workshop.group(workshop.many([None, None], name))
+    rewarded = workshop.group(workshop.many([0.0, 1.0], "rewarded"))
+    fake.answers = [(503, "down")]
+    cycle = workshop.cycle(judge, trainer={"groups": 9})
+    for turn in range(3):
+        fake.requests.clear()
+        cycle.turn()
+        assert len(fake.requests) == 2, turn
+    assert groups.get(workshop.db, rewarded.id).state is GroupState.SCORED
+    tried = workshop.db.number("SELECT count(*) FROM groups WHERE judge_due IS NOT NULL")
+    assert tried == 5, "each had its turn"
+
+
+def test_what_was_judged_is_free_and_deleted_members_are_not_remembered(
+    workshop: Workshop, fake: FakeJudge, judge: Judge
+) -> None:
+    def ready(scenario: str, answers: str) -> list[float | None]:
+        group = workshop.group(workshop.many([None] * len(answers), scenario))
+        for member, answer in zip(group.members, answers, strict=True):
+            output = f'[{{"role": "assistant", "content": "{answer}"}}]'
+            workshop.db.execute("UPDATE calls SET input = '[]', output = ? WHERE session = ?", (output, member.session))
+        workshop.cycle(judge, trainer={"groups": 99}).turn()
+        found = groups.get(workshop.db, group.id)
+        assert found.judge == "judge-1"
+        return [found.judge_tokens, *(member.reward for member in found.members)]
+
+    fake.answers = [says(scores(0.1, 0.2, 0.9), tokens=30), says(scores(0.3, 0.4, 0.5), tokens=7)]
+    assert ready("one", "xyz") == [30, 0.1, 0.2, 0.9]
+    assert ready("two", "zxyz") == [0, 0.9, 0.1, 0.2, 0.9]
+    workshop.db.execute("DELETE FROM group_members WHERE reward = 0.2")
+    assert ready("three", "xyz") == [7, 0.3, 0.4, 0.5]
+    fake.answers = [says(scores(0.6, 0.7), tokens=9)]
+    assert ready("four", "xy") == [9, 0.6, 0.7], "another group"
+
+
+def test_the_days_budget_stops_the_judge_and_says_so(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
+    first, second = (workshop.group(workshop.many([None, None], name)) for name in ("one", "two"))
+    rewarded = workshop.group(workshop.many([0.0, 1.0], "three"))
+    fake.answers = [says("no", tokens=60), says(scores(0, 1), tokens=50)]
+    cycle = workshop.cycle(judge, judge={"tokens_per_day": 100}, trainer={"groups": 9})
+    cycle.turn()
+    found = [groups.get(workshop.db, group.id) for group in (first, second, rewarded)]
+    assert [one.state for one in found] == [GroupState.SCORED, GroupState.READY, GroupState.SCORED]
+    assert [one.judge_tokens for one in found] == [110, 0, 0], "an answer that could not be used costs, too"
+    assert "the judge's budget is spent: 110 tokens today of 100" in (said(workshop).problem or "")
+    workshop.db.execute("UPDATE judge_spending SET day = '2020-01-01'")
+    cycle.turn()
+    assert groups.get(workshop.db, second.id).state is GroupState.SCORED
+    assert judging.spent(workshop.db) == 160
+
+
+def test_what_was_spent_in_vain_is_counted(workshop: Workshop, fake: FakeJudge, judge: Judge) -> None:
+    refused = workshop.group(workshop.many([None, None]))
+    fake.answers = [says("no", tokens=3), says("never", tokens=4), says("no", tokens=5), (503, "down")]
+    workshop.cycle(judge).turn()
+    assert groups.get(workshop.db, refused.id).judge_tokens == 7
+    broken_off = workshop.group(workshop.many([None, None], "other"))
+    workshop.cycle(judge).turn()
+    assert groups.get(workshop.db, broken_off.id).judge_tokens == 5
+    assert (judging.spent(workshop.db), judging.spent(workshop.db, time.time())) == (12, 12)
+
+
+def test_a_judge_that_is_down_is_left_alone_for_longer_each_time(
+    workshop: Workshop, fake: FakeJudge, judge: Judge
+) -> None:
+    for name in "ab":
+        workshop.group(workshop.many([None, None], name))
+    fake.answers = [(503, "down")]
+    cycle = workshop.cycle(judge, judge={"backoff": 1000})
+    cycle.turn()
+    assert 900 < (cycle.due or 0.0) - time.time() <= 1000
+    fake.requests.clear()
+    workshop.db.execute("UPDATE groups SET judge_due = 1")
+    cycle.turn()
+    assert fake.requests == []
+    assert "the judge answered for no group: it is asked again at " in (said(workshop).problem or "")
+    assert workshop.db.number("SELECT sum(judge_silences) FROM groups") == 0, "which is no fault of theirs"
+
+
+def test_of_several_groups_that_wait_one_that_is_due_alone_is_not_to_blame(
+    workshop: Workshop, fake: FakeJudge, judge: Judge
+) -> None:
+    first, second = (workshop.group(workshop.many([None, None], name)) for name in "ab")
+    fake.answers = [(503, "down")]
+    for due in (first, second) * 5:
+        workshop.db.execute("UPDATE groups SET judge_due = CASE id WHEN ? THEN 1 ELSE 1e10 END", (due.id,))
+        workshop.cycle(judge).turn()
+    assert [groups.get(workshop.db, one.id).state for one in (first, second)] == [GroupState.READY] * 2

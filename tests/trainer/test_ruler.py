@@ -112,7 +112,7 @@ def test_a_fault_is_named_and_asked_for_once_more(fake: FakeJudge) -> None:
     judge = Judge(fake.url, "judge-1", None)
     found = score(judge, [attempt("a"), attempt("b")], Terms(), 5)
     judge.close()
-    assert ([one.value for one in found.scores], found.tokens) == ([0.5, 0.7], 42)
+    assert ([one.value for one in found.scores], judge.tokens) == ([0.5, 0.7], 42)
     first, second = fake.requests
     assert second["messages"][:2] == first["messages"]
     answer, again = second["messages"][2:]

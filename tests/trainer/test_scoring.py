@@ -94,8 +94,8 @@ def test_where_one_has_none_the_judge_scores_all(workshop: Workshop, fake: FakeJ
     assert rewards(workshop, group.id) == [0.1, 0.5, 1.0]
     found = groups.get(workshop.db, group.id)
     assert found.members[2].explanation == "because of 1.0"
-    seen = [scoring.attempt(workshop.db, member.key) for member in members]
-    asked = question.question(seen, question.Terms().instruction, found.judge_seed or 0)
+    seen = scoring.seen(workshop.db, found, judge, question.Terms())
+    asked = question.question(seen.attempts, question.Terms().instruction, found.judge_seed or 0)
     assert asked.messages == fake.requests[0]["messages"], "the recorded seed gives the question again"
 
 

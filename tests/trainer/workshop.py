@@ -69,7 +69,7 @@ def score(db: Database, group: Group, judge: Judge | None, min_spread: float) ->
         return True
     if judge is None:
         return False
-    scoring.by_judge(db, group, judge, Terms(), min_spread)
+    scoring.by_judge(db, group, judge, scoring.seen(db, group, judge, Terms()), min_spread)
     return True
 
 
@@ -131,6 +131,7 @@ class Workshop(Recorded):
             "upstream": self.upstream,
             "group": {"size": 4, "min_size": 2, "max_wait": 1e10},  # what is recorded here is old
             "trainer": {"groups": 1},
+            "judge": {"backoff": 0},
         }
         return TrainerSettings(**{**values, **changes})
 
