@@ -88,6 +88,8 @@ class Question:
     messages: list[dict[str, str]]
     ids: tuple[str, ...]
     """Of the attempts, in the order in which they were given; the document has them in another."""
+    order: tuple[int, ...]
+    """Which of them stands first in the document, which second, and so on."""
     tokens: int
     """About how many it has."""
     cut: Cut | None
@@ -123,7 +125,7 @@ def question(attempts: Sequence[Attempt], instruction: str, seed: int, limit: in
         lists, cut = found
         text, size = _document(names, lists, mark), size - cut.tokens
     asked = [{"role": "system", "content": instruction}, {"role": "user", "content": text}]
-    return Question(asked, tuple(ids), size, cut)
+    return Question(asked, tuple(ids), tuple(order), size, cut)
 
 
 def _document(names: Sequence[str], lists: Sequence[list[Any]], mark: str | None = None) -> str:
