@@ -116,7 +116,7 @@ def _bring(adapter: Path, into: Path, without: tuple[str, ...]) -> None:
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir()
     for path in adapter.iterdir():
-        if path.name in without:
+        if path.name in without or not path.is_file():
             continue
         try:
             os.link(path, into / path.name)

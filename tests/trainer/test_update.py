@@ -75,6 +75,7 @@ def test_a_job_brings_its_parent_with_it(tmp_path: Path) -> None:
     parent.mkdir()
     for name in ("adapter_model.safetensors", OPTIMIZER):
         (parent / name).write_text(name)
+    (parent / "a folder that somebody made").mkdir()
     named = Parent(version=1, adapter=parent)
     job(tmp_path / "policy@2", parent=named).write(tmp_path / "job", batch())
     moved = (tmp_path / "job").rename(tmp_path / "elsewhere")
