@@ -30,6 +30,8 @@ class Surroundings:
     """(1, 1, L, L), added to the scores of the row with itself; None: plain causal"""
     kept: dict[int, Pair] | None = None
     """Where this pass leaves its own keys and values, when it is a stem"""
+    reached: bool = False
+    """Whether the attention of any layer was told"""
 
 
 def supports(config: Any) -> bool:
@@ -65,6 +67,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Return (B, L, heads, size) of queries (B, heads, L, size); keys and values may have fewer heads."""
     around: Surroundings = told.get("surroundings") or Surroundings()
+    around.reached = True
     layer = module.layer_idx
     if around.kept is not None and layer not in around.kept:  # a checkpoint's second forward pass finds it there
         around.kept[layer] = (key, value)

@@ -230,6 +230,11 @@ class PolicyModel:
         finally:
             if large:
                 self._model.gradient_checkpointing_disable()
+        if self.trains_trees and not around.reached:
+            raise JobInvalid(
+                f"the layers of {self.shape.base_model} do not hand on what their attention is told: this transformers "
+                "model cannot be trained on a CPU"
+            )
         return hidden.reshape(-1, hidden.shape[-1])
 
     def _precision(self) -> AbstractContextManager[Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from storage.update_settings import UpdateSettings
 from trainer import layouts
 from trainer.batches import Batch, Sequence
+from trainer.errors import JobInvalid
 from trainer.policy_model import PolicyModel, Shape
 from trainer.training import Training
 
@@ -158,7 +159,7 @@ def batch_of(model: PolicyModel) -> Batch:
     return Batch(tuple(recorded), np.array([0.5, -0.5, 0.25, -0.25] * 3, dtype=np.float32))
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [12, 40, 4096])
+@pytest.mark.parametrize("micro_batch_tokens", [12, 4096])
 @pytest.mark.parametrize("kl_weight", [0.0, 0.1])
 @pytest.mark.parametrize("loss", ["grpo", "cispo"])
 def test_loss_and_gradient_are_those_of_the_formula(
@@ -188,4 +189,15 @@ def test_a_stem_is_held_only_within_sharing(model: PolicyModel) -> None:
     part = next(part for part in parts if part.stem is not None)
     if model.trains_trees:
         with pytest.raises(RuntimeError, match=r"needs PolicyModel\.sharing"):
+            model.logprobs(part, layouts.targets(sequences, part))
+
+
+def test_a_model_whose_layers_keep_the_tree_to_themselves_is_refused(
+    model: PolicyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if model.trains_trees:
+        sequences = batch_of(model).sequences
+        part = next(layouts.layouts(sequences, 4096, tree=True))
+        monkeypatch.setattr(model._model.get_base_model().config, "_attn_implementation", "sdpa")
+        with pytest.raises(JobInvalid, match="do not hand on what their attention is told"):
             model.logprobs(part, layouts.targets(sequences, part))
