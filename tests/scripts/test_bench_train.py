@@ -126,6 +126,7 @@ class Trl:
     [
         ([5, 6, 4, 7, 3, 8], 64, (48, False), [1, 8, 48]),
         ([5, 6, 4, 7, 3, 8], 8, (8, False), [1, 8]),
+        ([4.1, 6, 4, 7, 4, 8], 64, (1, False), [1, 8, 48]),
         ([5, 6, 4, 7, None, 3], 64, (48, True), [1, 8, 48]),
         ([5, 4, 9, 8, 1, 1], 64, (1, True), [1, 8]),
         ([5, 4, None, None, 9, 8], 64, (1, True), [1, 8, 48]),
@@ -138,7 +139,42 @@ def test_trl_is_taken_at_the_best_of_its_ways(
     monkeypatch.setattr(Trl, "costs", dict(zip(ways, costs, strict=True)))
     monkeypatch.setattr(measure, "Contender", Trl)
     said: list[str] = []
-    found = measure.best_way("trl per call", "model", Path("batch"), rows, said.append)
+    found = measure.best_way(("trl per call", "model", Path("batch")), measure.SIZES, rows, said.append)
     assert (found["size"], found["recompute"], found["pilot"]) == (*best, False)
     assert list(dict.fromkeys(size for size, _ in Trl.tried)) == sizes
     assert len(said) == 2 * len(sizes)
+
+
+class Alone(Trl):
+    """A contender of which no two may live at once."""
+
+    alive: ClassVar[list[str]] = []
+    order: ClassVar[list[tuple[str, dict[str, Any] | None]]] = []
+
+    def __init__(self, name: str, *_: Any) -> None:
+        self.name = name
+
+    def __enter__(self) -> Alone:
+        assert not self.alive
+        self.alive.append(self.name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.alive.remove(self.name)
+
+    def step(self, order: dict[str, Any] | None = None) -> dict[str, Any]:
+        self.order.append((self.name, order))
+        return {"wall": 3.0, "cpu": 2.0 + len(self.order), "grad_norm": 0.5}
+
+    def close(self) -> float:
+        return 100.0 - len(self.order)
+
+
+def test_contenders_take_turns_and_none_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "Contender", Alone)
+    Alone.order.clear()
+    way = {"size": 8, "recompute": True, "pilot": False}
+    found = measure.in_turns("model", Path("batch"), dict.fromkeys(TRL, way), 2, lambda _: None)
+    assert Alone.order == [(OURS, None), (LIMIT, None), (TRL[0], way), (TRL[1], way)] * 2
+    assert [measured.way for measured in found.values()] == ["", "", *["batch 8, checkpointing"] * 2]
+    assert (found[OURS].cpu, found[OURS].peak_mb, found[OURS].first["grad_norm"]) == ([3.0, 7.0], 99.0, 0.5)

@@ -18,14 +18,14 @@ import numpy as np
 from rich.console import Console
 
 from scripts.bench.training import report, rows, sessions
-from scripts.bench.training.measure import OURS, TRL, best_way, in_turns
+from scripts.bench.training.measure import OURS, SIZES, TRL, best_way, in_turns
 from scripts.bench.training.processes import Contender
 from scripts.bench.training.sessions import ATTEMPTS, Plan
 from scripts.services import MODELS, CannotStart, find_model
 from trainer.batches import Batch
 
 FULL, QUICK = Plan(groups=1, turns=8), Plan(groups=1, turns=2)
-LENGTHS, QUICK_LENGTHS = (2048, 4096, 8192), (512, 1024)
+LENGTHS, QUICK_LENGTHS = (2048, 4096, 6144, 8192), (512, 1024)
 ANSWER = 40
 """Every other run of as many tokens of the long session is trained."""
 
@@ -45,7 +45,7 @@ def main() -> None:
                 found = memory(model, Path(folder), QUICK_LENGTHS if options.quick else LENGTHS, console)
             else:
                 plan = QUICK if options.quick else Plan(options.groups, FULL.turns)
-                found = compare(model, Path(folder), plan, options.rounds, console)
+                found = compare(model, Path(folder), plan, options, console)
     except CannotStart as error:
         sys.exit(f"train: {error}")
     if options.json:
@@ -56,17 +56,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=FULL.groups, help="of 8 sessions of 8 turns (default: 1)")
     parser.add_argument("--rounds", type=int, default=2, help="updates of each contender (default: 2)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="batch sizes to try TRL at")
     parser.add_argument("--memory", action="store_true", help="measure the memory of long sessions instead")
     parser.add_argument("--quick", action="store_true", help="few and short sessions: whether it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     options = parser.parse_args(arguments)
-    for name in ("groups", "rounds"):
-        if getattr(options, name) < 1:
+    for name in ("groups", "rounds", "sizes"):
+        if np.min(getattr(options, name)) < 1:
             parser.error(f"--{name}: at least 1 is wanted")
     return options
 
 
-def compare(model: str, folder: Path, plan: Plan, rounds: int, console: Console) -> dict[str, float]:
+def compare(model: str, folder: Path, plan: Plan, options: argparse.Namespace, console: Console) -> dict[str, float]:
     """All contenders on the sessions of ``plan``."""
 
     def say(text: str) -> None:
@@ -82,8 +83,8 @@ def compare(model: str, folder: Path, plan: Plan, rounds: int, console: Console)
     unique = sum(len(row) for row in rows.unique(batch, batch.trained_tokens))
     size = report.Size(plan.groups * ATTEMPTS, batch.trained_tokens, unique)
     counts = dict(zip(TRL, (len(rows.per_call(batch)), len(rows.per_session(batch))), strict=True))
-    ways = {name: best_way(name, model, path, count, say) for name, count in counts.items()}
-    found = in_turns(model, path, ways, rounds, say)
+    ways = {name: best_way((name, model, path), options.sizes, count, say) for name, count in counts.items()}
+    found = in_turns(model, path, ways, options.rounds, say)
     report.show(console, found, size)
     return report.figures(found, size)
 

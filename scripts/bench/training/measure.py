@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from scripts.services import CannotStart
 OURS, LIMIT = "ours", "limit"
 TRL = ("trl per call", "trl per session")
 SIZES = (1, 8, 48)
-_CLEARLY = 1.15
+_CLEARLY, _AS_GOOD = 1.15, 1.05
 Say = Callable[[str], None]
 Order = dict[str, Any]
 
@@ -30,7 +29,7 @@ class Measured:
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     first: dict[str, Any] = field(default_factory=dict)
-    """What it said of its first optimizer step"""
+    """What it said of its first optimizer step, the same in every round"""
     peak_mb: float = 0.0
 
     def seconds(self, clock: str) -> float:
@@ -38,15 +37,17 @@ class Measured:
         return statistics.median(self.cpu if clock == "cpu" else self.wall)
 
 
-def best_way(name: str, model: str, batch: Path, rows: int, say: Say) -> Order:
+def best_way(contender: tuple[str, str, Path], sizes: Sequence[int], rows: int, say: Say) -> Order:
     """Try TRL's ways out on a few micro-batches; the one with the least CPU time a trained token.
 
-    With its activations kept where they fit into the memory, and computed again. A size is not tried when the one below
-    it held all ``rows``, nor when that was already clearly slower than the best: one that is larger still pads more.
+    ``contender``: its name, the model, the batch. Each size is tried with its activations kept, where they fit into the
+    memory, and computed again. A size is not tried when the one below it held all ``rows``, nor when that was already
+    clearly slower than the best: one that is larger still pads more.
     """
     rates: dict[tuple[int, bool], float] = {}
-    with Contender(name, model, batch) as trl:
-        for size in SIZES:
+    name = contender[0]
+    with Contender(*contender) as trl:
+        for size in sizes:
             for recompute in (False, True):
                 order = _order(size, recompute=recompute, pilot=True)
                 rate = _rate(trl, order)
@@ -61,7 +62,8 @@ def best_way(name: str, model: str, batch: Path, rows: int, say: Say) -> Order:
         trl.close()
     if not rates:
         raise CannotStart(f"{name}: no way fits into the memory that is free")
-    size, recompute = min(rates, key=lambda way: rates[way])
+    # The smallest of those that are as good: it needs the least memory.
+    size, recompute = min(way for way, rate in rates.items() if rate < _AS_GOOD * min(rates.values()))
     return _order(size, recompute=recompute, pilot=False)
 
 
@@ -77,26 +79,24 @@ def _rate(trl: Contender, order: Order) -> float | str:
 
 
 def in_turns(model: str, batch: Path, ways: dict[str, Order], rounds: int, say: Say) -> dict[str, Measured]:
-    """Let every contender take one step a round, one after the other; all have loaded and warmed up before."""
+    """Let every contender take its first step a round, one after the other, in a process that only it has.
+
+    None waits with its memory held while another one runs: two of them at once may not fit.
+    """
     found = {name: Measured(name, _way(ways.get(name))) for name in (OURS, LIMIT, *ways)}
-    with ExitStack() as stack:
-        running = {name: stack.enter_context(Contender(name, model, batch)) for name in found}
-        for name, contender in running.items():
-            found[name].first = contender.step(ways[name] | {"pilot": True} if name in ways else None)
-        for number in range(rounds):
-            for name, contender in running.items():
-                _take(found[name], contender.step(ways.get(name)))
-                say(f"round {number + 1}: {name}: {found[name].wall[-1]:.1f} s, {found[name].cpu[-1]:.1f} s of CPU")
-        for name, contender in running.items():
-            found[name].peak_mb = contender.close()
+    for number in range(rounds):
+        for name, measured in found.items():
+            with Contender(name, model, batch) as contender:
+                _take(measured, contender.step(ways.get(name)))
+                measured.peak_mb = max(measured.peak_mb, contender.close())
+            say(f"round {number + 1}: {name}: {measured.wall[-1]:.1f} s, {measured.cpu[-1]:.1f} s of CPU")
     return found
 
 
 def _take(measured: Measured, found: dict[str, Any]) -> None:
     if "failed" in found:
         raise CannotStart(f"{measured.name}: {found['failed']}")
-    if "loss" not in measured.first:
-        measured.first = found
+    measured.first = found
     measured.wall.append(found["wall"])
     measured.cpu.append(found["cpu"])
 
