@@ -88,13 +88,13 @@ class PolicyModel:
         self._head: Any = self._model.get_output_embeddings()
         self.device: torch.device = self._head.weight.device
         self.trains_trees = self.device.type == "cpu" and attention.supports(causal.config)
+        """True where the attention takes a prefix tree and its stems (``trainer.layouts.shared``)."""
         if self.device.type == "cpu":
             adapted.install(model)  # Unsloth has kernels for it on a GPU
         if self.trains_trees:
             attention.install(causal)
         self._stems: dict[tuple[bool, bool], Stems] | None = None
         """By the pass, with or without adapter and gradient; None outside of ``sharing``"""
-        """True where the attention takes a prefix tree and its stems (``trainer.layouts.shared``)."""
         # The name in the file that peft and vLLM read, without peft's name of the adapter in it.
         self.adapter: dict[str, Tensor] = {
             name.replace(".default.", "."): weight
