@@ -16,7 +16,7 @@ from proxy.admin.status import NO_TRAINER, degraded, serves_live, status, traine
 from proxy.client_api import NOT_RECORDED, RewardBody, keep_reward
 from proxy.errors import NotServing, ProxyError
 from proxy.versions import as_dict
-from storage import calls, coordination, drifts, groups, rewards, runs, sessions, versions
+from storage import calls, coordination, drifts, groups, rewards, runs, scenarios, sessions, versions
 from storage.errors import NotFound
 from storage.states import GroupState, RunState, SessionState, VersionState
 from storage.types import DEFAULT_OWNER, GroupId, Identity, Owner, Run, RunId, RunRequest, Session, new_id
@@ -105,6 +105,21 @@ def reward_session(
         return kept
     except ProxyError as error:
         raise HTTPException(error.status, str(error)) from error
+
+
+@admin_router.get("/scenarios")
+def list_scenarios(
+    context: Here,
+    owner: str | None = None,
+    scenario: str | None = None,
+    limit: Limit = 100,
+    cursor: Number | None = None,
+) -> dict[str, Any]:
+    """Scenarios of the newest 10,000 sessions, the last attempted first: what became of their sessions and groups, and
+    how many prompts say an answer otherwise than it was sampled."""
+    where = {"owner": owner, "scenario": scenario}
+    found = scenarios.rows(context.db, {k: v for k, v in where.items() if v is not None}, limit, cursor)
+    return page(found, limit, "newest")
 
 
 @admin_router.get("/groups")

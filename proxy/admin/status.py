@@ -144,7 +144,7 @@ def _warnings(context: Context) -> list[str]:
     warnings += [
         f"drift: {one.apart} of the last {one.sessions} sessions of scenario {one.scenario!r} fall apart into one "
         f"sequence per turn, for no prompt begins with what was sampled before it ({one.kind}): see `drift` in "
-        "GET /admin/sessions/<id>"
+        "GET /admin/scenarios and GET /admin/sessions/<id>"
         for one in drifts.fallen_apart(context.db)
     ]
     warnings += _unexplored(context)

@@ -26,7 +26,7 @@ from tests.proxy.adapters import Trainer
 from tests.proxy.conftest import StartProxy
 from tests.proxy.running import ADMIN_KEY, Recorded, RunningProxy, tags, until
 
-READS = ["status", "sessions", "sessions/x", "groups", "groups/x", "runs", "runs/x", "versions"]
+READS = ["status", "sessions", "sessions/x", "scenarios", "groups", "groups/x", "runs", "runs/x", "versions"]
 WRITES = ["train", "pause", "resume", "sessions/x/reward"]
 
 
@@ -357,6 +357,9 @@ def test_drift_is_shown_with_the_session_and_warned_of(start_proxy: StartProxy) 
     (warning,) = [warning for warning in proxy.status()["warnings"] if warning.startswith("drift")]
     assert "4 of the last 4 sessions of scenario 'a game' fall apart" in warning
     assert "(reasoning stripped)" in warning
+    (scenario,) = proxy.admin("scenarios")["items"]
+    assert (scenario["scenario"], scenario["sessions"]) == ("a game", {"closed": 4})
+    assert scenario["drift"]["kinds"] == {"reasoning stripped": 4}
 
 
 def test_the_judge_and_what_it_cost_are_shown(proxy: RunningProxy) -> None:
