@@ -17,7 +17,7 @@ class UpdateSettings(BaseModel):
 
     learning_rate: float = Field(default=2e-4, gt=0)
     """2e-4 below 1B parameters (measured at 135M), 1e-5 to 5e-5 for large models."""
-    loss: Literal["grpo", "cispo"] = "grpo"
+    loss: Literal["grpo", "cispo"] = "cispo"
     steps: int = Field(default=1, ge=1, le=1000)
     """Optimizer steps; each is a pass over the whole batch."""
     clip_low: float = Field(default=0.2, ge=0, lt=1)

@@ -121,13 +121,18 @@ def test_a_collapse_ends_the_run_before_a_step(settings: dict[str, Any], reason:
 
 
 @pytest.mark.parametrize(
-    ("logprob", "reason"),
-    [(math.nan, "the loss is not a finite number"), (-math.inf, "a weight is not a finite number")],
+    ("loss", "logprob", "reason"),
+    [
+        ("cispo", math.nan, "the loss is not a finite number"),
+        ("cispo", -math.inf, "the loss is not a finite number"),
+        ("grpo", math.nan, "the loss is not a finite number"),
+        ("grpo", -math.inf, "a weight is not a finite number"),
+    ],
 )
-def test_numbers_that_are_none_end_the_run(logprob: float, reason: str) -> None:
+def test_numbers_that_are_none_end_the_run(loss: str, logprob: float, reason: str) -> None:
     model: Any = Table([0.0, logprob])
     with pytest.raises(UpdateFailed, match=reason):
-        run(model, one())
+        run(model, one(), loss=loss)
 
 
 def test_a_weight_that_is_no_number_after_the_step_ends_the_run() -> None:

@@ -35,7 +35,7 @@ def test_a_run_from_groups_to_a_version(workshop: Workshop) -> None:
     run = workshop.training().carry_out(request)
     assert (run.id, run.state, run.reason, run.version, run.parent) == (request.id, RunState.SUCCEEDED, None, 1, 0)
     assert run.metrics == METRICS
-    assert (run.settings["learning_rate"], run.settings["loss"]) == (0.01, "grpo")
+    assert (run.settings["learning_rate"], run.settings["loss"]) == (0.01, "cispo")
     for taken in (group, other):
         assert state(workshop, taken) is GroupState.TRAINED
         assert groups.get(workshop.db, taken.id).run == run.id
