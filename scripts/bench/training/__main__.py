@@ -28,6 +28,8 @@ FULL, QUICK = Plan(groups=1, turns=8), Plan(groups=1, turns=2)
 LENGTHS, QUICK_LENGTHS = (2048, 4096, 6144, 8192), (512, 1024)
 ANSWER = 40
 """Every other run of as many tokens of the long session is trained."""
+ANOTHER = 1
+"""The version that sampled it: not the parent, whose own tokens must have the logprobs that the parent gives them."""
 
 
 def main() -> None:
@@ -95,7 +97,7 @@ def memory(model: str, folder: Path, lengths: tuple[int, ...], console: Console)
     chance = np.random.default_rng(0)
     for length in lengths:
         trained = (np.arange(length) // ANSWER % 2 == 1).tolist()
-        sequence = sessions.plain(chance.integers(100, 40000, length).tolist(), trained)
+        sequence = sessions.plain(chance.integers(100, 40000, length).tolist(), trained, ANOTHER)
         path = folder / f"{length}.safetensors"
         Batch((sequence,), np.ones(1, dtype=np.float32)).save(path)
         with Contender(OURS, model, path) as ours:

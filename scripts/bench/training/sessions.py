@@ -60,8 +60,8 @@ def recorded(model: Path, plan: Plan) -> Batch:
     return Batch(tuple(sequences), np.array(advantages, dtype=np.float32))
 
 
-def plain(ids: list[int], trained: list[bool]) -> Sequence:
-    """Sampled at temperature 1 without truncation; no logprobs yet. The first token is never trained."""
+def plain(ids: list[int], trained: list[bool], version: int = 0) -> Sequence:
+    """Sampled by ``version`` at temperature 1 without truncation; no logprobs yet. The first token is never trained."""
     count = len(ids)
     return Sequence(
         ids=np.array(ids, dtype=np.int32),
@@ -70,7 +70,7 @@ def plain(ids: list[int], trained: list[bool]) -> Sequence:
         temperature=np.ones(count, dtype=np.float32),
         top_p=np.ones(count, dtype=np.float32),
         top_k=np.zeros(count, dtype=np.int32),
-        version=np.zeros(count, dtype=np.int32),
+        version=np.full(count, version, dtype=np.int32),
     )
 
 
