@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -22,6 +23,9 @@ import orjson
 
 from proxy.errors import UpstreamFault
 from proxy.upstreams import Upstream, Upstreams
+from storage import calls
+from storage.database import Database
+from storage.types import CallId
 
 SLOPE = (0.7, 1.3)
 MAX_STANDARD_ERROR = 0.1
@@ -44,9 +48,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeRow:
-    """One sequence of the probe. ``parent`` and ``new`` are the trainer's logprobs of ``ids[p]`` given ``ids[:p]``."""
+    """One sequence of the probe. ``parent`` and ``new`` are the trainer's logprobs of ``ids[p]`` given ``ids[:p]``.
 
-    ids: list[int]
+    The ids stand in storage (`calls.path`), for as long as the session does.
+    """
+
+    call: CallId
+    choice: int
     positions: list[int]
     parent: list[float]
     new: list[float]
@@ -54,8 +62,8 @@ class ProbeRow:
     def __post_init__(self) -> None:
         if not len(self.positions) == len(self.parent) == len(self.new):
             raise ValueError("a probe needs two logprobs for each position")
-        if not all(0 < p < len(self.ids) for p in self.positions):
-            raise ValueError("a probe's position lies outside its ids")
+        if not self.positions or min(self.positions) < 1:
+            raise ValueError("a probe's positions begin behind the first token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,8 @@ class ProbeResult:
     slope: float | None
     standard_error: float | None
     tokens: int
+    reason: str | None = None
+    """Why tokens were missing, in words."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -101,20 +111,39 @@ def _verdict(slope: float, error: float, correlation: float, move: float, n: int
 
 
 async def probe(
-    upstreams: Upstreams, upstream: Upstream, rows: Sequence[ProbeRow], parent: str, new: str
+    db: Database, upstreams: Upstreams, upstream: Upstream, rows: Sequence[ProbeRow], parent: str, new: str
 ) -> ProbeResult:
-    """Ask ``upstream`` for the probe's tokens under the models ``parent`` and ``new``. Raises `UpstreamFault`."""
-    before = await asyncio.gather(*(_logprobs(upstreams, upstream, row, parent) for row in rows))
-    after = await asyncio.gather(*(_logprobs(upstreams, upstream, row, new) for row in rows))
-    trained = [n - p for row in rows for n, p in zip(row.new, row.parent, strict=True)]
+    """Ask ``upstream`` for the probe's tokens under the models ``parent`` and ``new``. Raises `UpstreamFault`.
+
+    Rows whose session was deleted are passed over; where too few tokens are left, they say nothing.
+    """
+    found = await asyncio.to_thread(_recorded, db, rows)
+    tokens = sum(len(row.positions) for row, _ in found)
+    if len(found) < len(rows) and tokens < MIN_TOKENS:
+        all_tokens = sum(len(row.positions) for row in rows)
+        reason = f"{tokens} of {all_tokens} tokens are left: sessions of the probe were deleted"
+        return ProbeResult(Verdict.IDENTITY_ONLY, None, None, tokens, reason)
+    before = await asyncio.gather(*(_logprobs(upstreams, upstream, *pair, parent) for pair in found))
+    after = await asyncio.gather(*(_logprobs(upstreams, upstream, *pair, new) for pair in found))
+    trained = [n - p for row, _ in found for n, p in zip(row.new, row.parent, strict=True)]
     served = [a - b for new_, old in zip(after, before, strict=True) for a, b in zip(new_, old, strict=True)]
     return judge(trained, served)
 
 
-async def _logprobs(upstreams: Upstreams, upstream: Upstream, row: ProbeRow, model: str) -> list[float]:
+def _recorded(db: Database, rows: Sequence[ProbeRow]) -> list[tuple[ProbeRow, array[int]]]:
+    """The rows that are still in storage, each with its ids up to the last position."""
+    paths = [(row, calls.path(db, row.call, row.choice)) for row in rows]
+    return [
+        (row, ids[: max(row.positions) + 1]) for row, ids in paths if ids is not None and len(ids) > max(row.positions)
+    ]
+
+
+async def _logprobs(
+    upstreams: Upstreams, upstream: Upstream, row: ProbeRow, ids: array[int], model: str
+) -> list[float]:
     document = {
         "model": upstream.base,
-        "prompt": row.ids,
+        "prompt": ids.tolist(),
         "max_tokens": 1,
         "temperature": 0,
         "prompt_logprobs": 0,
@@ -122,6 +151,6 @@ async def _logprobs(upstreams: Upstreams, upstream: Upstream, row: ProbeRow, mod
     body = await upstreams.post(upstream, "/v1/completions", document, model)
     try:
         found = orjson.loads(body)["choices"][0]["prompt_logprobs"]
-        return [float(found[p][str(row.ids[p])]["logprob"]) for p in row.positions]
+        return [float(found[p][str(ids[p])]["logprob"]) for p in row.positions]
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise UpstreamFault(f"{upstream.url} answered the probe without logprobs: {error!r}") from error

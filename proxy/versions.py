@@ -166,7 +166,7 @@ class Policy:
                 self._fault(f"{version_name(self.name, version.number)} cannot be compared with its parent: {fault}")
                 return ProbeResult(Verdict.IDENTITY_ONLY, None, None, 0)
         names = self.model(upstream, parent), self.model(upstream, version.number)
-        return await probe(self._upstreams, upstream, manifest.probe, *names)
+        return await probe(self._db, self._upstreams, upstream, manifest.probe, *names)
 
     async def _load(self, version: Version, upstream: Upstream) -> None:
         name = version_name(self.name, version.number)
@@ -262,7 +262,9 @@ def read_manifest(version: Version, adapters: Path) -> Manifest:
         document: dict[str, Any] = orjson.loads((folder / MANIFEST).read_bytes())
         with (folder / WEIGHTS).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        manifest = Manifest(document["sha256"][WEIGHTS], [ProbeRow(**row) for row in document["probe"]])
+        # Older manifests had copied the ids: where their sessions are deleted nobody could tell.
+        rows = [ProbeRow(**row) for row in document["probe"] if "ids" not in row]
+        manifest = Manifest(document["sha256"][WEIGHTS], rows)
     except _UNREADABLE as error:
         raise AdapterFault(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
     if digest != version.digest or manifest.digest != digest:

@@ -6,6 +6,7 @@ What is readable is written once: ``input`` holds the messages that neither the 
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,20 @@ def body(db: Database, seq: int, column: str = "request") -> bytes:
             data = bodies.decode_ids(row, data, sampled)
         before = row
     return data or b""
+
+
+def path(db: Database, call: CallId, choice: int) -> array[int] | None:
+    """What the model saw and said: the ids of a call's prompt, and those of one of its choices behind them.
+
+    None when it is not there: its session was deleted.
+    """
+    row = db.first("SELECT seq, ids FROM calls JOIN choices ON call = seq WHERE id = ? AND number = ?", (call, choice))
+    if row is None:
+        return None
+    try:
+        return tokens.ids_in(body(db, row["seq"], "prompt_ids") + row["ids"])
+    except NotFound:  # deleted just now
+        return None
 
 
 _READ = """seq, id, parent, continues, depth, agent, version, outcome, status, not_trainable, started_at, sampling,

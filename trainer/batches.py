@@ -10,6 +10,7 @@ once (``trainer.layouts``) and computes the loss of every sequence from its own 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +18,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from trainer.errors import BatchInvalid
 
+Source = tuple[str, int]
+"""A call's id and one of its choices: as ids, its prompt with the choice behind it (``storage.calls.path``)."""
 _PER_TOKEN = ("trained", "logprobs", "temperature", "top_p", "top_k", "version")
 _TYPES: dict[str, npt.DTypeLike] = {
     "ids": np.int32,
@@ -56,6 +59,8 @@ class Sequence:
     """0 is no limit. 0 elsewhere."""
     version: npt.NDArray[np.int32]
     """Of the policy that sampled each trained token. 0 elsewhere."""
+    source: Source | None = None
+    """Where ``ids`` stand in storage; None: they are not recorded."""
 
     def __post_init__(self) -> None:
         for name in ("ids", *_PER_TOKEN):
@@ -129,13 +134,16 @@ class Batch:
         }
         tensors["starts"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         tensors["advantages"] = np.ascontiguousarray(self.advantages)
-        save_file(tensors, path)
+        sources = json.dumps([sequence.source for sequence in self.sequences])
+        save_file(tensors, path, metadata={"sources": sources})
 
     @classmethod
     def load(cls, path: Path) -> Batch:
         """Read what ``save`` wrote. Raises ``BatchInvalid``."""
         try:
             tensors = load_file(path)
+            with safe_open(path, "np") as file:
+                written = (file.metadata() or {}).get("sources")
         except (OSError, SafetensorError) as error:
             raise BatchInvalid(f"{path} cannot be read: {error}") from error
         missing = {"ids", "starts", "advantages", *_PER_TOKEN} - tensors.keys()
@@ -148,10 +156,12 @@ class Batch:
         for name in _PER_TOKEN:
             if len(tensors[name]) != total:
                 raise BatchInvalid(f"{name} has {len(tensors[name])} entries for {total} ids")
+        sources = [tuple(s) if s else None for s in json.loads(written)] if written else [None] * (len(starts) - 1)
         sequences = []
         for index, (start, end) in enumerate(pairwise(starts.tolist())):
             try:
-                sequences.append(Sequence(**{name: tensors[name][start:end] for name in ("ids", *_PER_TOKEN)}))
+                values = {name: tensors[name][start:end] for name in ("ids", *_PER_TOKEN)}
+                sequences.append(Sequence(**values, source=sources[index]))
             except BatchInvalid as error:
                 raise BatchInvalid(f"sequence {index}: {error}") from error
         return cls(tuple(sequences), tensors["advantages"])

@@ -27,11 +27,16 @@ MANIFEST = "manifest.json"
 
 
 class ProbeRow(BaseModel):
-    """Logprobs at temperature 1 without truncation: of ``ids[p]`` given ``ids[:p]``, p in ``positions``."""
+    """Logprobs at temperature 1 without truncation: of ``ids[p]`` given ``ids[:p]``, p in ``positions``.
+
+    The ids stand in storage alone, so that a session which is deleted is gone: as the path of ``choice`` of ``call``.
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    ids: list[int]
+    call: str | None = None
+    """None: an older manifest, which had copied the ids."""
+    choice: int = 0
     positions: list[int]
     parent: list[float]
     new: list[float]

@@ -12,14 +12,14 @@ from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from storage.states import CallOutcome
 from storage.types import Call, CallId, Choice
-from trainer.batches import Sequence
+from trainer.batches import Sequence, Source
 
 GREEDY = "greedy: sampled at temperature 0, where nothing is explored"
 UNUSED = "several answers, none of which a later call continues: they had no effect"
@@ -68,6 +68,10 @@ class _Answer:
     """Of prompt and choice."""
 
     @property
+    def source(self) -> Source:
+        return self.call.id, self.choice.index
+
+    @property
     def begin(self) -> int:
         return len(self.call.prompt_ids)
 
@@ -92,7 +96,7 @@ def trajectory(calls: Many[Call], agents: Collection[str] = ()) -> Trajectory:
         if not whole:
             left_out[call.id] = CUT_OFF if effective else UNUSED
         trained += whole
-    sequences = tuple(_sequence(chain) for chain in _chains(trained, beginnings))
+    sequences = tuple(replace(_sequence(chain), source=chain[-1].source) for chain in _chains(trained, beginnings))
     return Trajectory(sequences, left_out)
 
 

@@ -35,7 +35,7 @@ ANSWERS = ("Yes, it is.", "No.", "Maybe", "I am not sure.")
 GOOD = "Maybe"
 
 
-def rollout(tokenizer: Any, prompt: str, answer: str) -> Sequence:
+def rollout(tokenizer: Any, prompt: str, answer: str, number: int) -> Sequence:
     before, after = tokenizer.encode(prompt), [*tokenizer.encode(answer), tokenizer.eos_token_id]
     trained = np.array([False] * len(before) + [True] * len(after))
     return Sequence(
@@ -46,6 +46,7 @@ def rollout(tokenizer: Any, prompt: str, answer: str) -> Sequence:
         top_p=np.ones(len(trained), dtype=np.float32),
         top_k=np.zeros(len(trained), dtype=np.int32),
         version=np.zeros(len(trained), dtype=np.int32),
+        source=("call", number),
     )
 
 
@@ -56,7 +57,7 @@ def unscored(small_model: Path) -> Batch:
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(small_model)
     pairs = [(prompt, answer) for prompt in PROMPTS for answer in ANSWERS] * 6
-    rows = tuple(rollout(tokenizer, prompt, answer) for prompt, answer in pairs)
+    rows = tuple(rollout(tokenizer, *pair, number) for number, pair in enumerate(pairs))
     return Batch(rows, np.array([0.75 if answer == GOOD else -0.25 for _, answer in pairs], dtype=np.float32))
 
 
@@ -196,7 +197,7 @@ def test_the_optimizer_goes_on_where_its_parent_stopped(versions: dict[int, dict
 
 @pytest.mark.filterwarnings("ignore")  # peft imports torchao, which warns
 def test_the_published_adapter_answers_as_the_probe_says(
-    versions: dict[int, dict[str, float]], bench: Bench, small_model: Path
+    versions: dict[int, dict[str, float]], bench: Bench, small_model: Path, batch: Batch
 ) -> None:
     """peft, in plain transformers, loads the folder and finds the trainer's logprobs."""
     import torch
@@ -215,9 +216,10 @@ def test_the_published_adapter_answers_as_the_probe_says(
         with torch.no_grad():
             for row in bench.manifest(3).probe:
                 # Logits in float32: rounded to bfloat16 they alone are off by up to 0.06.
-                hidden = model(torch.tensor([row.ids]), output_hidden_states=True).hidden_states[-1][0].float()
+                ids = batch.sequences[row.choice].ids[: max(row.positions) + 1].tolist()
+                hidden = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0].float()
                 logprobs = (hidden @ head.T).log_softmax(-1)
-                found += [float(logprobs[at - 1, row.ids[at]]) for at in row.positions]
+                found += [float(logprobs[at - 1, ids[at]]) for at in row.positions]
         return np.array(found)
 
     parent = np.concatenate([row.parent for row in bench.manifest(3).probe])

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import time
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from storage import runs, versions
+from storage import bodies, retention, runs, versions
 from storage.database import Database
 from storage.states import RunState, VersionState
-from storage.types import BASE, RunId, RunRequest, Version, VersionNumber, new_id, version_name
+from storage.types import BASE, RunId, RunRequest, SessionKey, Version, VersionNumber, new_id, version_name
 from tests.fake_vllm.engine import BASE_WEIGHTS, WEIGHTS, logprobs
 from tests.proxy.running import until
 
 POLICY = "policy"
-_ROWS = [list(range(10, 40)), list(range(60, 100, 2))]
+_ROWS = {"a" * 32: list(range(10, 40)), "b" * 32: list(range(60, 100, 2))}
+"""Recorded calls, each with its prompt and answer as one list of ids."""
+_PROMPT = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +49,52 @@ class Trainer:
     def probe(self, parent: int, new: int) -> list[dict[str, Any]]:
         """The probe of an adapter that moved as trained."""
         rows = []
-        for ids in _ROWS:
-            positions = list(range(5, len(ids)))
+        self._record()
+        for call, ids in _ROWS.items():
+            positions = list(range(_PROMPT, len(ids)))
             before, after = logprobs(self.weights(parent), ids), logprobs(self.weights(new), ids)
             rows.append(
                 {
-                    "ids": ids,
+                    "call": call,
+                    "choice": 0,
                     "positions": positions,
                     "parent": [before[p] for p in positions],
                     "new": [after[p] for p in positions],
                 }
             )
         return rows
+
+    def _record(self) -> None:
+        """The calls that a probe names, each in a session of its own."""
+        db = Database(self.data)
+        with db.transaction():
+            for call, ids in _ROWS.items():
+                db.execute(
+                    "INSERT OR IGNORE INTO sessions (owner, session_id, episode, split, state, version, opened_at,"
+                    " last_call_at) VALUES ('default', ?, 0, 'train', 'skipped', 0, 1.0, 1.0)",
+                    (f"of {call}",),
+                )
+                db.execute(
+                    "INSERT OR IGNORE INTO calls (id, session, dialect, path, model, version, upstream, streamed,"
+                    " outcome, started_at, ended_at, sampling, input, output, depth, request, response, prompt_ids)"
+                    " SELECT ?, key, 'chat', '', '', 0, '', 0, 'complete', 1.0, 1.0, '{}', '[]', '[]', 0, 'W', 'W', ?"
+                    " FROM sessions WHERE session_id = ?",
+                    (call, bodies.encode_ids(array("i", ids[:_PROMPT]).tobytes(), None, {}, None), f"of {call}"),
+                )
+                db.execute(
+                    "INSERT OR IGNORE INTO choices SELECT seq, 0, 'stop', ?, x'' FROM calls WHERE id = ?",
+                    (array("i", ids[_PROMPT:]).tobytes(), call),
+                )
+        db.close()
+
+    def delete_probed(self, number: int) -> None:
+        """Delete the sessions of the first ``number`` calls that a probe names."""
+        db = Database(self.data)
+        with db.transaction():
+            for call in list(_ROWS)[:number]:
+                session = db.number("SELECT session FROM calls WHERE id = ?", (call,))
+                retention.delete_part(db, SessionKey(session), 10)
+        db.close()
 
     def announce(self, number: int, *, parent: int = BASE) -> RunId:
         """The run's row: succeeded, with this version."""

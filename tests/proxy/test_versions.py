@@ -27,7 +27,13 @@ def test_a_trained_version_is_loaded_probed_and_live(
     trainer.train(1)
     version = reaches(trainer, 1, VersionState.LIVE)
     assert version.verified_at is not None
-    assert version.probe == {"verdict": "moved as trained", "slope": 1.0, "standard_error": 0.0, "tokens": 40}
+    assert version.probe == {
+        "verdict": "moved as trained",
+        "slope": 1.0,
+        "standard_error": 0.0,
+        "tokens": 40,
+        "reason": None,
+    }
     base = trainer.version(0)
     assert base is not None
     assert base.state is VersionState.STANDBY
@@ -153,13 +159,13 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "an empty manifest": (_manifest(b""), "cannot be read"),
     "a manifest of another kind": (_manifest(b'{"sha256": {}}'), "cannot be read"),
     "a manifest that is a list": (_manifest(b"[1]"), "cannot be read"),
-    "a probe without logprobs": (_probe({"ids": [1, 2], "positions": [1]}), "cannot be read"),
+    "a probe without logprobs": (_probe({"call": "a" * 32, "choice": 0, "positions": [1]}), "cannot be read"),
     "a probe of other lengths": (
-        _probe({"ids": [1, 2], "positions": [1], "parent": [], "new": [0.0]}),
+        _probe({"call": "a" * 32, "choice": 0, "positions": [1], "parent": [], "new": [0.0]}),
         "cannot be read",
     ),
-    "a probe outside its ids": (
-        _probe({"ids": [1, 2], "positions": [2], "parent": [0.0], "new": [0.0]}),
+    "a probe of a first token": (
+        _probe({"call": "a" * 32, "choice": 0, "positions": [0], "parent": [0.0], "new": [0.0]}),
         "cannot be read",
     ),
     "refused by vLLM": (_refused, "vLLM refuses the adapter: "),
@@ -185,6 +191,28 @@ def test_a_bad_version_is_rejected_and_the_live_one_stays(
     trainer.train(3, parent=1)
     reaches(trainer, 3, VersionState.LIVE)
     until(lambda: answerer(proxy) == ("policy@3", "policy@3"))
+
+
+@pytest.mark.parametrize(
+    ("deleted", "verdict", "tokens"), [(1, "moved as trained", 15), (2, "identity only", 0)], ids=["one", "all"]
+)
+def test_what_is_left_of_a_probe_decides_when_sessions_are_deleted(
+    start_proxy: StartProxy, trainer: Trainer, deleted: int, verdict: str, tokens: int
+) -> None:
+    start_proxy()
+    trainer.publish(1)
+    trainer.delete_probed(deleted)
+    trainer.announce(1)
+    probe = reaches(trainer, 1, VersionState.LIVE).probe
+    assert (probe["verdict"], probe["tokens"]) == (verdict, tokens)
+    left = None if tokens else "0 of 40 tokens are left: sessions of the probe were deleted"
+    assert probe["reason"] == left
+
+
+def test_a_version_whose_manifest_had_copied_the_ids_is_served(start_proxy: StartProxy, trainer: Trainer) -> None:
+    start_proxy()
+    trainer.train(1, probe=[{"ids": [1, 2], "positions": [1], "parent": [-1.0], "new": [-2.0]}])
+    assert reaches(trainer, 1, VersionState.LIVE).probe["verdict"] == "identity only"
 
 
 def test_vllm_that_forgets_gets_its_adapters_again(

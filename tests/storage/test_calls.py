@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from storage import call_writer, calls
+from storage import call_writer, calls, retention
 from storage.calls import Message, Reading
 from storage.errors import NotFound
 from storage.states import CallOutcome
-from storage.types import CallStart
+from storage.types import CallId, CallStart
 from tests.storage.recorded import Recorded, call_start, capture
 
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
@@ -77,6 +77,18 @@ def test_fifty_turns_decode_exactly_at_twice_their_content(recorded: Recorded, a
     assert kept <= 2.1 * unique
     shown = recorded.db.number("SELECT sum(length(input)) FROM calls")
     assert shown <= 1.1 * len(sent[-1][0])
+
+
+def test_the_path_of_an_answer_is_all_that_the_model_saw_and_said(recorded: Recorded) -> None:
+    """Also where the prompt is a difference to an earlier call; gone with its session, older ones first to last."""
+    sent = play(recorded, conversation(5))
+    names = [CallId(row["id"]) for row in recorded.db.all("SELECT id FROM calls ORDER BY seq")]
+    for name, (_, ids) in zip(names, sent, strict=True):
+        assert list(calls.path(recorded.db, name, 0) or ()) == [*ids, 7, 8]
+    assert calls.path(recorded.db, names[0], 1) is None
+    with recorded.db.transaction():
+        retention.delete_part(recorded.db, recorded.session("s").key, 10)
+    assert [calls.path(recorded.db, name, 0) for name in names] == [None] * 5
 
 
 def test_many_turns_cost_no_more_for_each(recorded: Recorded) -> None:

@@ -41,6 +41,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
         top_p=np.array(many(st.floats(0.125, 1, width=32)), dtype=np.float32),
         top_k=np.array(many(st.integers(0, 100)), dtype=np.int32),
         version=np.array(many(st.integers(0, 9)), dtype=np.int32),
+        source=draw(st.none() | st.tuples(st.text(), st.integers(0, 9))),
     )
 
 

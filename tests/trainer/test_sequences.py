@@ -25,6 +25,7 @@ def test_a_chat_of_two_turns_is_one_sequence() -> None:
     assert sequence.temperature.tolist() == pytest.approx([1, 1, 0.7, 0.7, 1, 1])
     assert sequence.top_p.tolist() == pytest.approx([1, 1, 1, 1, 1, 0.9])
     assert sequence.top_k.tolist() == [0, 0, 5, 5, 0, 0]
+    assert sequence.source == ("call 2", 0)
 
 
 def test_a_drift_begins_a_branch_and_nothing_is_trained_twice() -> None:

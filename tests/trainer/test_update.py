@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ from trainer.batches import Batch
 from trainer.errors import AdapterDamaged, BatchInvalid, JobInvalid, OtherBase, UpdateFailed
 from trainer.fingerprints import base_fingerprint
 from trainer.jobs import BATCH, FORMAT, OPTIMIZER, PARENT, Job, Parent
-from trainer.probe import MOST_ROW_TOKENS, MOST_TOKENS, Probe
-from trainer.publication import MANIFEST, Manifest, manifest_of, publication, published, require_base
+from trainer.probe import MOST_CANDIDATE_TOKENS, MOST_ROW_TOKENS, MOST_TOKENS, Probe
+from trainer.publication import MANIFEST, Manifest, ProbeRow, manifest_of, publication, published, require_base
 from trainer.update import _blames_batch, _in_words
 
 
@@ -179,33 +181,68 @@ def test_a_version_is_never_written_twice(tmp_path: Path) -> None:
         pass
 
 
-def test_a_probe_prefers_what_the_update_moved_most() -> None:
-    rows = tuple(sequence([number, 1, 2]) for number in range(3))
-    probe = Probe.choose(Batch(rows, np.array([0.1, -2.0, 0.5], dtype=np.float32)))
-    assert [int(row.ids[0]) for row in probe.rows] == [1, 2, 0]
+def recorded(count: int, length: int) -> Batch:
+    """Sequences of which no two begin alike, with sources."""
+    rows = tuple(
+        replace(row, source=(f"call {number}", number)) for number, row in enumerate(batch(count, length).sequences)
+    )
+    return Batch(rows, np.ones(count, dtype=np.float32))
 
 
-def test_a_probe_keeps_to_its_bounds_and_takes_a_sequence_once() -> None:
-    same = tuple(sequence([1, 2, 3]) for _ in range(5))
-    assert len(Probe.choose(Batch(same, np.ones(5, dtype=np.float32))).rows) == 1
-    for count, length in ((400, 3), (40, 60), (2, 3000)):
-        rows = Probe.choose(batch(count, length)).rows
-        tokens = sum(len(row) for row in rows)
-        assert len(rows) == 1 or tokens <= MOST_ROW_TOKENS
-        assert len(rows) == 1 or sum(row.trained_tokens for row in rows) <= MOST_TOKENS
+def moved(probe: Probe, move: Callable[[int, int], float]) -> list[ProbeRow]:
+    """What is chosen when row r's trained token n moves by ``move(r, n)``."""
+    before = [[-3.0] * row.trained_tokens for row in probe.rows]
+    after = [[-3.0 + move(r, n) for n in range(len(values))] for r, values in enumerate(before)]
+    return probe.compare(before, after)
 
 
-def test_a_probe_row_ends_with_its_last_trained_token_and_is_not_truncated() -> None:
+def test_a_probe_takes_the_tokens_that_moved_most() -> None:
+    probe = Probe.choose(recorded(4, 201))  # 800 trained tokens, of which 200 may be taken
+    assert len(probe.rows) == 4
+    rows = moved(probe, lambda row, at: (-1) ** at * (1 + row) * (at < 150))
+    # 150 of the row that moved most, the first 50 of the next: those that lengthen a row least.
+    found = {(row.call, row.choice): (len(row.positions), max(row.positions)) for row in rows}
+    assert found == {("call 3", 3): (150, 150), ("call 2", 2): (50, 50)}
+    assert all(abs(new - parent) >= 3 for row in rows for new, parent in zip(row.new, row.parent, strict=True))
+
+
+def test_a_probe_keeps_to_its_bounds() -> None:
+    for count, length in ((400, 3), (40, 60), (2, 3000), (9, 700)):
+        probe = Probe.choose(recorded(count, length))
+        assert len(probe.rows) == 1 or sum(map(len, probe.rows)) <= MOST_CANDIDATE_TOKENS
+        rows = moved(probe, lambda _, at: float(at))  # the last tokens move most: they need the longest rows
+        assert len(rows) == 1 or sum(max(row.positions) + 1 for row in rows) <= MOST_ROW_TOKENS
+        assert 0 < sum(len(row.positions) for row in rows) <= MOST_TOKENS
+
+
+def test_a_probe_takes_a_token_behind_the_same_ids_once() -> None:
+    same = tuple(replace(sequence([1, 2, 3]), source=("call", number)) for number in range(5))
+    branch = replace(sequence([1, 2, 4]), source=("other", 0))
+    probe = Probe.choose(Batch((*same, branch), np.ones(6, dtype=np.float32)))
+    assert len(probe.rows) == 2
+    assert sorted(len(row.positions) for row in moved(probe, lambda *_: 1.0)) == [1, 2]
+
+
+def test_a_probe_names_recorded_calls_alone() -> None:
+    assert Probe.choose(batch()).rows == ()
     long = sequence([1, 2, 3, 4, 5], [False, False, True, False, False], temperature=0.5)
-    (row,) = Probe.choose(Batch((long,), np.ones(1, dtype=np.float32))).rows
+    (row,) = Probe.choose(Batch((replace(long, source=("c", 1)),), np.ones(1, dtype=np.float32))).rows
     assert row.ids.tolist() == [1, 2, 3]
     assert row.temperature.tolist() == [1, 1, 1]
     assert Probe((row,)).compare([[-1.0]], [[-0.5]])[0].model_dump() == {
-        "ids": [1, 2, 3],
+        "call": "c",
+        "choice": 1,
         "positions": [2],
         "parent": [-1.0],
         "new": [-0.5],
     }
+
+
+def test_a_manifest_that_had_copied_the_ids_can_be_a_parents(tmp_path: Path) -> None:
+    document = json.loads(manifest("r").model_dump_json())
+    document["probe"] = [{"ids": [1, 2], "positions": [1], "parent": [-1.0], "new": [-2.0]}]
+    (tmp_path / MANIFEST).write_text(json.dumps(document))
+    assert manifest_of(tmp_path).probe[0].call is None
 
 
 def test_a_fingerprint_follows_config_and_weights(tmp_path: Path) -> None:
