@@ -5,7 +5,8 @@
     TrainerError
     ├── BatchInvalid     a batch that cannot be trained: lengths, masks, numbers
     ├── JobInvalid       a job folder that cannot be read: kind, settings, adapter
-    │   └── OtherBase    the policy was trained on another base model than vLLM serves: no run can begin
+    │   ├── OtherBase    the policy was trained on another base model than vLLM serves: no run can begin
+    │   └── Untrainable  the base model's weights cannot be trained as they are: no run can begin
     ├── UpdateFailed     a job that was taken and ended without a result; ``reason`` says why in words
     │   └── WorkerClosed the trainer was stopped meanwhile
     ├── JudgeUnreachable the judge answers nobody, until it is back or the settings are mended: all groups wait
@@ -84,6 +85,10 @@ class AdapterDamaged(TrainerError):
 
 class OtherBase(JobInvalid):
     """A policy is bound to its base model, and vLLM serves another one; the text says what to do."""
+
+
+class Untrainable(JobInvalid):
+    """The base model is quantised in a way that cannot be trained here; the text says what to do."""
 
 
 class AlreadyRunning(TrainerError):

@@ -24,8 +24,10 @@ from torch import Tensor
 from trainer import adapted, attention
 from trainer.attention import Surroundings
 from trainer.errors import JobInvalid
+from trainer.fingerprints import base_fingerprint
 from trainer.head import predicted
 from trainer.layouts import Ints, Layout, Stem, Targets
+from trainer.quantisation import in_four_bits, require_served
 from trainer.stems import Stems
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -49,21 +51,25 @@ class PolicyModel:
     """A base model and its one adapter."""
 
     @classmethod
-    def load(cls, shape: Shape) -> PolicyModel:
+    def load(cls, shape: Shape, served: str | None = None) -> PolicyModel:
         """Load the base in bfloat16 onto the GPU where there is one. Raises ``JobInvalid``.
 
+        A checkpoint that is quantised to 4 bits stays so, where its fingerprint is ``served``, that of what vLLM has.
         It takes a few seconds, importing Unsloth about fifteen.
         """
-        from unsloth import FastLanguageModel
-
         folder = model_folder(shape.base_model)
         config = json.loads((folder / "config.json").read_text())
         for name, harmless in _UNSUPPORTED.items():
             if config.get(name, harmless) not in (None, harmless):
                 raise JobInvalid(f"{shape.base_model} sets {name}, which the update worker does not support")
+        four_bit = in_four_bits(config, gpu=torch.cuda.is_available())
+        if four_bit:
+            require_served(served, base_fingerprint(folder))
         length = int(config.get("max_position_embeddings", 4096))
+        from unsloth import FastLanguageModel
+
         base, _ = FastLanguageModel.from_pretrained(
-            str(folder), max_seq_length=length, dtype=torch.bfloat16, load_in_4bit=False
+            str(folder), max_seq_length=length, dtype=torch.bfloat16, load_in_4bit=four_bit
         )
         model = FastLanguageModel.get_peft_model(
             base,

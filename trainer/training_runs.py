@@ -23,7 +23,7 @@ from storage.text import counted
 from storage.types import Group, Run, RunRequest, VersionNumber, version_name
 from storage.update_settings import UpdateSettings
 from trainer import parents, scoring, weights
-from trainer.errors import BatchInvalid, NoWeights, OtherBase, UpdateFailed
+from trainer.errors import BatchInvalid, NoWeights, OtherBase, Untrainable, UpdateFailed
 from trainer.jobs import Job
 from trainer.material import Gathering, Material
 from trainer.publication import Manifest, published
@@ -75,6 +75,7 @@ class TrainingRuns:
             settings = UpdateSettings(**{**self._settings.train.model_dump(exclude={"agents"}), **request.settings})
             scored = groups.in_state(self._db, GroupState.SCORED, request.scenario)
             base_model = weights.root(self._settings) if scored else ""
+            weights.require_trainable(base_model)
             vocabulary = weights.vocabulary(base_model)
             fingerprint = weights.fingerprint(base_model)
             choice = parents.choose(self._db, self._settings, fingerprint)
@@ -84,7 +85,7 @@ class TrainingRuns:
         except ValidationError as error:
             problem = error.errors()[0]
             return self._end(run, RunState.FAILED, f"setting {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
-        except (BatchInvalid, NoWeights, OtherBase) as error:
+        except (BatchInvalid, NoWeights, OtherBase, Untrainable) as error:
             return self._end(run, RunState.FAILED, str(error))
         if material is None:
             which = f" of scenario {request.scenario}" if request.scenario else ""
@@ -109,8 +110,10 @@ class TrainingRuns:
     def obstacle(self) -> str | None:
         """Why no run could begin now, in words."""
         try:
-            parents.choose(self._db, self._settings, weights.fingerprint(weights.root(self._settings)))
-        except (NoWeights, OtherBase) as error:
+            base_model = weights.root(self._settings)
+            weights.require_trainable(base_model)
+            parents.choose(self._db, self._settings, weights.fingerprint(base_model))
+        except (NoWeights, OtherBase, Untrainable) as error:
             return str(error)
         return None
 

@@ -75,7 +75,7 @@ class Worker:
         shape = Shape(job.base_model, job.settings.rank, job.settings.alpha)
         if self._model is None or self._model.shape != shape:
             self._model = None  # frees the old one before the new one needs its memory
-            self._model = PolicyModel.load(shape)
+            self._model = PolicyModel.load(shape, job.base_fingerprint)
         if job.base_fingerprint not in (None, base_fingerprint(self._model.folder)):
             raise JobInvalid(
                 f"the base model {job.base_model} has other files here than where the job was made: bring the same ones"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from huggingface_hub.errors import HFValidationError
 
 from trainer.errors import NoWeights
 from trainer.fingerprints import base_fingerprint
+from trainer.quantisation import in_four_bits
 from trainer.settings import TrainerSettings
 
 _CONFIG = "config.json"
@@ -48,6 +50,13 @@ def vocabulary(base_model: str) -> int | None:
     config = json.loads(found.read_text())
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     return size if isinstance(size, int) else None
+
+
+def require_trainable(base_model: str) -> None:
+    """Raises `Untrainable`. Where the files are not here yet the update worker sees to it."""
+    found = _config(base_model)
+    if found is not None:
+        in_four_bits(json.loads(found.read_text()), gpu=shutil.which("nvidia-smi") is not None)
 
 
 def fingerprint(base_model: str) -> str | None:
