@@ -5,8 +5,8 @@ that the adapter which is served is the one that was trained. Ordinary text has 
 is the tokens that the update moved: of a bounded part of the batch, those whose logprob it moved most.
 
 The logprobs are computed in bfloat16, as vLLM does. A LoRA delta below half a step of the base output is
-rounded away there; float32 shows it, so that a regression on float32 has a slope of only 0.3 to 0.8 for the
-first versions of the right adapter, where one on bfloat16 has 0.6 to 0.9 (180 tokens, vLLM 0.32, CPU).
+rounded away there; float32 shows it, so that a regression on float32 has a slope of only 0.3 for the first
+version of the right adapter, where one on bfloat16 has 1.1 (vLLM 0.32, CPU; docs/architecture.md has the figures).
 """
 
 from __future__ import annotations
