@@ -84,6 +84,13 @@ def in_state(db: Database, state: RunState) -> list[Run]:
     return [_run(row) for row in db.all("SELECT * FROM runs WHERE state = ? ORDER BY requested_at", (state,))]
 
 
+def first(db: Database) -> RunId:
+    """The oldest run on record, whatever became of it. There is one."""
+    row = db.first("SELECT id FROM runs ORDER BY requested_at, id LIMIT 1")
+    assert row is not None
+    return RunId(row["id"])
+
+
 def newest(db: Database) -> Run | None:
     """The run that ended last."""
     row = db.first("SELECT * FROM runs WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT 1")

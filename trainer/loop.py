@@ -49,7 +49,7 @@ class Trainer:
         # The heartbeat and the watch must not wait for the cycle's transactions: one connection for each job.
         self._db, self._beat_db, self._watch_db = (Database(settings.data, durable=settings.fsync) for _ in range(3))
         self._worker = worker
-        training = TrainingRuns(self._db, settings, self._worker)
+        self._training = training = TrainingRuns(self._db, settings, self._worker)
         coordination.beat(self._beat_db, time.time())
         self._judge = _judge(settings)
         judging.describe(self._db, self._judge.name if self._judge else None, settings.judge.tokens_per_day)
@@ -82,6 +82,7 @@ class Trainer:
         self._threads.shutdown(wait=True)
         if self._judge is not None:
             self._judge.close()
+        self._training.close()
         for db in (self._db, self._beat_db, self._watch_db):
             db.close()
 

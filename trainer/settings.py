@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
@@ -67,6 +69,20 @@ class TrainSettings(UpdateSettings):
     """Names of agents (`X-Agent`): only their calls are trained; empty: all. The others stay what they read."""
 
 
+class TrackingSettings(Table):
+    tensorboard: Path | None = None
+    """A folder for TensorBoard's event files."""
+    wandb: str | None = Field(None, min_length=1)
+    """A project of Weights & Biases, whose own variables (`WANDB_API_KEY`, `WANDB_MODE`) say the rest."""
+
+    @field_validator("wandb")
+    @classmethod
+    def _is_installed(cls, value: str | None) -> str | None:
+        if value is not None and find_spec("wandb") is None:
+            raise ValueError("the package wandb is not installed: .venv/bin/python -m pip install wandb")
+        return value
+
+
 class TrainerSettings(Settings):
     upstream: Annotated[tuple[str, ...], NoDecode] = ()
     """vLLM's base URLs; the first one tells where the base model's weights lie."""
@@ -80,6 +96,7 @@ class TrainerSettings(Settings):
     judge: JudgeSettings = JudgeSettings()
     trainer: LoopSettings = LoopSettings()
     train: TrainSettings = TrainSettings()
+    tracking: TrackingSettings = TrackingSettings()
 
     @field_validator("judge_base_url")
     @classmethod

@@ -28,6 +28,7 @@ from trainer.jobs import Job
 from trainer.material import Gathering, Material
 from trainer.publication import Manifest, published
 from trainer.settings import TrainerSettings
+from trainer.tracking import Tracking
 
 _log = logging.getLogger("slipstream.trainer")
 
@@ -49,8 +50,13 @@ class TrainingRuns:
         self._db = db
         self._settings = settings
         self._worker = worker
+        self._tracking = Tracking(db, settings)
         self.notes: tuple[str, ...] = ()
-        """What was wrong with the last run's parent, or with those that would have come first."""
+        """What was wrong with the last run's parent, with those that would have come first, or with its trackers."""
+
+    def close(self) -> None:
+        """What trackers still hold is written."""
+        self._tracking.close()
 
     def adopt(self) -> None:
         """End what is under way although nobody works on it: by what it published, or by the lack of it.
@@ -162,6 +168,7 @@ class TrainingRuns:
                 groups.move(self._db, group, GroupState.TRAINED, run=run.id)
                 for member in groups.free_members(self._db, group):
                     sessions.set_outcome(self._db, member.session, Outcome.TRAINED, None, run.id, now)
+        self._tell(run)
 
     def _consumed(self, run: Run) -> list[Group]:
         """The groups that the run took and that still wait for their end."""
@@ -193,7 +200,11 @@ class TrainingRuns:
             if not blames_batch:
                 groups.acquit(self._db, run.id)
             runs.end(self._db, run.id, state, reason, {}, time.time())
+        self._tell(run)
         return runs.get(self._db, run.id)
+
+    def _tell(self, run: Run) -> None:
+        self.notes += tuple(self._tracking.tell(runs.get(self._db, run.id)))
 
     def _missing(self) -> str:
         waiting = len(sessions.waiting(self._db))
