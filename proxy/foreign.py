@@ -6,7 +6,7 @@ is named in the body, and the response turned back to the name that the client w
 
 Such a vLLM does not tell with what it sampled where a request leaves it out (the model's generation_config), nor
 whether its logprobs are those after temperature, top_p and top_k (`--logprobs-mode processed_logprobs`) or those before
-them. So a call can be trained on only where its request states every parameter, and where both are the same.
+them. Where this matters the trainer computes the logprobs itself (`storage.samplings`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from proxy.capture import Exploration
 from proxy.dialects.documents import Document, objects, parse
 from proxy.json_text import Change, Place
 from storage import captures
+from storage.samplings import RAW_OR_PROCESSED, STATED
 
 NO_IDS = "no plugin: a vLLM without Slipstream's plugin tells token ids in chat and text completions alone"
 _FRAME_END = re.compile(rb"\r?\n\r?\n")
@@ -29,8 +30,6 @@ _NO_LOGPROB = -9999.0
 """What vLLM writes where it has no logprob, or a lower one."""
 _PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 """By name, with what leaves the logits as they are."""
-_STATED = ("temperature", "top_p", "top_k", "min_p", *_PENALTIES)
-"""What vLLM takes from the model's generation_config, unseen, where a request leaves it out."""
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _PROCESSED = ("allowed_token_ids", "bad_words", "thinking_token_budget", "vllm_xargs", "logits_processors")
 
@@ -290,7 +289,6 @@ class Foreign:
             reason = self._fault or next((fault for fault in faults if fault), None)
             if reason is None and len(self._prompts) * self._plan.n != self._plan.choices:
                 reason = "no plugin: vLLM told no token ids of the prompt"
-            reason = reason or _inexact(self._plan.request)
         if reason is None and not self._plan.collects:
             return  # a path on which no tokens are sampled
         self.capture = captures.pack(
@@ -320,7 +318,7 @@ def _ids(found: list[Any]) -> list[int]:
 
 def sampling(request: Document) -> dict[str, Any]:
     """What a request says of its sampling, in the plugin's form; None: the request does not say."""
-    found = {name: _number(request.get(name)) for name in _STATED}
+    found = {name: _number(request.get(name)) for name in STATED}
     if found["temperature"] == 0:
         found |= {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # as vLLM takes them
     choice = request.get("tool_choice")
@@ -339,23 +337,10 @@ def sampling(request: Document) -> dict[str, Any]:
         "logit_bias": bool(request.get("logit_bias")),
         "structured": True if grammar else (None if unseen else False),
         "logits_processors": any(bool(request.get(name)) for name in _PROCESSED),
-        "logprobs": "raw or processed",
+        "logprobs": RAW_OR_PROCESSED,
     }
 
 
 def _number(value: Any) -> Any:
     """A number as it stands; None for all else that vLLM may make a number of."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _inexact(request: Document) -> str | None:
-    """Why the logprobs are not surely those of the distribution that was sampled from."""
-    found = sampling(request)
-    unknown = [name for name in _STATED if found[name] is None]
-    if unknown:
-        return f"no plugin: the request leaves {', '.join(unknown)} to vLLM, which does not tell what it took"
-    if found["structured"] is None:
-        return "no plugin: vLLM does not tell whether it held the tool calls to a grammar"
-    if found["temperature"] and (found["temperature"], found["top_p"], found["top_k"]) != (1, 1, 0):
-        return "no plugin: vLLM does not tell whether its logprobs are those after temperature, top_p and top_k"
-    return None

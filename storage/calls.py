@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from storage import bodies, deltas, tokens
+from storage import bodies, deltas, samplings, tokens
 from storage.database import Database, Row
 from storage.errors import NotFound
 from storage.states import CallOutcome
@@ -187,5 +187,6 @@ def rows(db: Database, session: SessionKey) -> list[dict[str, Any]]:
         for column in ("sampling", "input", "output"):
             values[column] = orjson.loads(values[column])
         values["streamed"] = bool(values["streamed"])
+        values["recomputed"] = None if row["not_trainable"] else samplings.why_recomputed(values["sampling"])
         decoded.append(values)
     return decoded

@@ -11,7 +11,7 @@ once (``trainer.layouts``) and computes the loss of every sequence from its own 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from trainer.errors import BatchInvalid
 
 Source = tuple[str, int]
 """A call's id and one of its choices: as ids, its prompt with the choice behind it (``storage.calls.path``)."""
-_PER_TOKEN = ("trained", "logprobs", "temperature", "top_p", "top_k", "version")
+_PER_TOKEN = ("trained", "logprobs", "temperature", "top_p", "top_k", "version", "recomputed")
 _TYPES: dict[str, npt.DTypeLike] = {
     "ids": np.int32,
     "starts": np.int64,
@@ -35,6 +35,7 @@ _TYPES: dict[str, npt.DTypeLike] = {
     "top_p": np.float32,
     "top_k": np.int32,
     "version": np.int32,
+    "recomputed": np.bool_,
     "advantages": np.float32,
 }
 
@@ -59,6 +60,8 @@ class Sequence:
     """0 is no limit. 0 elsewhere."""
     version: npt.NDArray[np.int32]
     """Of the policy that sampled each trained token. 0 elsewhere."""
+    recomputed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    """True where the engine's logprob is not the policy's: the worker puts its own there. Empty: nowhere."""
     source: Source | None = None
     """Where ``ids`` stand in storage; None: they are not recorded."""
 
@@ -66,6 +69,8 @@ class Sequence:
         for name in ("ids", *_PER_TOKEN):
             object.__setattr__(self, name, _array(name, getattr(self, name)))
         length = len(self.ids)
+        if len(self.recomputed) == 0:
+            object.__setattr__(self, "recomputed", np.zeros(length, dtype=np.bool_))
         if length == 0:
             raise BatchInvalid("a sequence has no tokens")
         for name in _PER_TOKEN:
@@ -78,6 +83,7 @@ class Sequence:
         if trained[0]:
             raise BatchInvalid("position 0 is marked as trained, but no token comes before the first")
         checks = {
+            "only a trained token can be recomputed": self.recomputed & ~trained,
             "ids must not be negative": self.ids < 0,
             "the logprob of a trained token must be a finite number of at most 0": trained
             & ~(np.isfinite(self.logprobs) & (self.logprobs <= 1e-3)),
@@ -125,6 +131,11 @@ class Batch:
         """Of all sequences: the one divisor of the whole update's loss."""
         return sum(sequence.trained_tokens for sequence in self.sequences)
 
+    @property
+    def recomputed_under(self) -> set[int]:
+        """The versions whose own logprobs are still to be computed for tokens that they sampled."""
+        return {int(number) for one in self.sequences for number in np.unique(one.version[one.recomputed])}
+
     def save(self, path: Path) -> None:
         """Write ``batch.safetensors``: flat tensors, sequence i at ``starts[i]:starts[i + 1]``."""
         lengths = [len(sequence) for sequence in self.sequences]
@@ -146,6 +157,8 @@ class Batch:
                 written = (file.metadata() or {}).get("sources")
         except (OSError, SafetensorError) as error:
             raise BatchInvalid(f"{path} cannot be read: {error}") from error
+        if "ids" in tensors:  # a file of an earlier format recomputes nothing
+            tensors.setdefault("recomputed", np.zeros(len(tensors["ids"]), dtype=np.bool_))
         missing = {"ids", "starts", "advantages", *_PER_TOKEN} - tensors.keys()
         if missing:
             raise BatchInvalid(f"{path} lacks the tensors {sorted(missing)}")

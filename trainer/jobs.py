@@ -5,6 +5,7 @@
     job.json            what to do (``Job``)
     batch.safetensors   what to learn from (``trainer.batches.Batch``)
     parent/             the parent adapter with its manifest and AdamW's state; none where it is the base model
+    versions/3/         the adapter of another version that sampled tokens whose logprobs are computed again
     scores.safetensors  the result of a job of kind ``score``: logprobs float32, one per token of the batch
 
 This module is free of torch: the trainer's loop writes the folder, the update worker reads it.
@@ -28,9 +29,10 @@ JOB = "job.json"
 BATCH = "batch.safetensors"
 SCORES = "scores.safetensors"
 PARENT = "parent"
+VERSIONS = "versions"
 OPTIMIZER = "optimizer.safetensors"
 """AdamW's state, in the folder of an adapter."""
-FORMAT = 2
+FORMAT = 3
 """Of the job folder; it grows with every change that an older worker would misunderstand."""
 
 
@@ -63,6 +65,8 @@ class Job(_Strict):
     base_fingerprint: str | None = None
     """``trainer.fingerprints.base_fingerprint``; the worker refuses other files. None: they were not at hand."""
     parent: Parent
+    samplers: dict[int, Path] = Field(default_factory=dict)
+    """By version, adapters other than the parent's under which logprobs are computed again; paths as ``parent``'s."""
     settings: UpdateSettings = Field(default_factory=UpdateSettings)
     target: Path | None = None
     """The adapter folder to publish; only for ``train``."""
@@ -83,13 +87,16 @@ class Job(_Strict):
         if parent.adapter is not None:
             _bring(parent.adapter, folder / PARENT, without=() if parent.optimizer else (OPTIMIZER,))
             parent = parent.model_copy(update={"adapter": Path(PARENT)})
+        samplers = {version: Path(VERSIONS) / str(version) for version in self.samplers}
+        for version, adapter in self.samplers.items():
+            _bring(adapter, folder / samplers[version], without=(OPTIMIZER,))
         staging = folder / f".{JOB}"
-        staging.write_text(self.model_copy(update={"parent": parent}).model_dump_json(indent=2))
+        staging.write_text(self.model_copy(update={"parent": parent, "samplers": samplers}).model_dump_json(indent=2))
         staging.rename(folder / JOB)
 
     @classmethod
     def read(cls, folder: Path) -> Job:
-        """Its parent's adapter is an absolute path then.
+        """The paths of its adapters are absolute then.
 
         Raises ``JobInvalid`` with the path and every field that does not fit, or a newer format.
         """
@@ -105,16 +112,18 @@ class Job(_Strict):
                 f"{'.'.join(map(str, fault['loc'])) or 'job'}: {fault['msg']}" for fault in error.errors()
             )
             raise JobInvalid(f"{folder / JOB}: {faults}") from error
-        if job.parent.adapter is None:
-            return job
-        adapter = folder.absolute() / job.parent.adapter
-        return job.model_copy(update={"parent": job.parent.model_copy(update={"adapter": adapter})})
+        base = folder.absolute()
+        parent = job.parent
+        if parent.adapter is not None:
+            parent = parent.model_copy(update={"adapter": base / parent.adapter})
+        samplers = {version: base / adapter for version, adapter in job.samplers.items()}
+        return job.model_copy(update={"parent": parent, "samplers": samplers})
 
 
 def _bring(adapter: Path, into: Path, without: tuple[str, ...]) -> None:
     """Have the files of an adapter in the job: by another name of the same bytes, for nobody changes a version's."""
     shutil.rmtree(into, ignore_errors=True)
-    into.mkdir()
+    into.mkdir(parents=True)
     for path in adapter.iterdir():
         if path.name in without or not path.is_file():
             continue

@@ -19,6 +19,7 @@ from trainer import scoring, sequences
 from trainer.advantages import advantages
 from trainer.batches import Batch, Sequence
 from trainer.errors import BatchInvalid
+from trainer.parents import Samplers
 
 NO_VARIANCE = "no variance among the sessions that have tokens to train"
 
@@ -37,6 +38,7 @@ class Gathering:
     run: RunId
     agents: Collection[str]
     """As for `sequences.why_not`."""
+    samplers: Samplers
     vocabulary: int | None
     """How many tokens the base model knows; None: not known."""
     divide: bool = False
@@ -64,7 +66,9 @@ class Gathering:
     def _paths(self, session: SessionKey) -> tuple[Sequence, ...]:
         """The session's sequences; where it has none that can be trained, it ends here."""
         try:
-            found = sequences.trajectory(calls.of_session(self.db, session), self.agents)
+            recorded = calls.of_session(self.db, session)
+            lost = self.samplers.lost(sequences.recomputed_under(recorded))
+            found = sequences.trajectory(recorded, self.agents, lost)
             reason = None if found.sequences else found.nothing
             if self.vocabulary is not None and any(row.ids.max() >= self.vocabulary for row in found.sequences):
                 reason = f"a token id of it is not below {self.vocabulary}, the number of tokens that the model knows"

@@ -1,14 +1,18 @@
-"""The version that a run starts from: the newest that is not rejected and whose folder is what its manifest says."""
+"""The version that a run starts from: the newest that is not rejected and whose folder is what its manifest says.
+
+And those that sampled what it learns from, where their own logprobs are wanted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from storage import runs
 from storage.database import Database
-from storage.types import BASE, version_name
-from trainer.errors import AdapterDamaged
+from storage.types import BASE, VersionNumber, version_name
+from trainer.errors import AdapterDamaged, OtherBase
 from trainer.jobs import OPTIMIZER, Parent
 from trainer.publication import Manifest, manifest_of, require_base, require_sound
 from trainer.settings import TrainerSettings
@@ -45,6 +49,37 @@ def choose(db: Database, settings: TrainerSettings, fingerprint: str | None) -> 
             notes.append(f"the optimizer begins anew: {lack}")
         return Choice(Parent(version=version, adapter=folder, optimizer=lack is None), tuple(notes))
     return Choice(Parent(version=BASE), tuple(notes))
+
+
+class Samplers:
+    """The adapters of the versions under which logprobs are computed again. The files of each are read once."""
+
+    def __init__(self, settings: TrainerSettings, fingerprint: str | None) -> None:
+        """``fingerprint``: as for `choose`."""
+        self._settings = settings
+        self._fingerprint = fingerprint
+        self._faults: dict[VersionNumber, str | None] = {BASE: None}
+
+    def lost(self, versions: Iterable[VersionNumber]) -> dict[VersionNumber, str]:
+        """Those whose adapter is missing or damaged, each with the reason."""
+        return {version: fault for version in versions if (fault := self._fault(version))}
+
+    def adapters(self, versions: Iterable[int]) -> dict[int, Path]:
+        """The folder of each; the base model has none."""
+        return {version: self._folder(VersionNumber(version)) for version in versions if version != BASE}
+
+    def _fault(self, version: VersionNumber) -> str | None:
+        if version not in self._faults:
+            try:
+                _sound(self._folder(version), self._fingerprint)
+            except (AdapterDamaged, OtherBase) as fault:
+                self._faults[version] = str(fault)
+            else:
+                self._faults[version] = None
+        return self._faults[version]
+
+    def _folder(self, version: VersionNumber) -> Path:
+        return self._settings.adapters / version_name(self._settings.policy, version)
 
 
 def _sound(folder: Path, fingerprint: str | None) -> Manifest:

@@ -10,35 +10,23 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
+from storage.samplings import why_recomputed
 from storage.states import CallOutcome
-from storage.types import Call, CallId, Choice
+from storage.types import Call, CallId, Choice, VersionNumber
 from trainer.batches import Sequence, Source
 
-GREEDY = "greedy: sampled at temperature 0, where nothing is explored"
 UNUSED = "several answers, none of which a later call continues: they had no effect"
 CUT_OFF = "the context or a limit of the server ended the answer, not the client's own limit"
 NO_LOGPROBS = "not every sampled token has a logprob that is a finite number of at most 0"
 NO_IDS = "a token id is negative"
-_RESHAPED = {
-    "structured": "a grammar",
-    "logit_bias": "a logit bias",
-    "logits_processors": "logits processors",
-}
-"""Sampling under which the engine's logprob is not that of the policy alone."""
-_NEUTRAL = {
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_tokens": 0,  # until then the end token is masked
-}
 _ROUNDING = 1e-3
 """By which a logprob may lie above 0."""
 
@@ -80,10 +68,12 @@ class _Answer:
         return self.begin + len(self.choice.ids)
 
 
-def trajectory(calls: Many[Call], agents: Collection[str] = ()) -> Trajectory:
-    """The sequences of a session's calls, in whatever order they are given; ``agents``: as for `why_not`."""
+def trajectory(
+    calls: Many[Call], agents: Collection[str] = (), lost: Mapping[VersionNumber, str] = MappingProxyType({})
+) -> Trajectory:
+    """The sequences of a session's calls, in whatever order they are given; the rest as for `why_not`."""
     ordered = sorted(calls, key=_when)
-    left_out = {call.id: reason for call in ordered if (reason := why_not(call, agents))}
+    left_out = {call.id: reason for call in ordered if (reason := why_not(call, agents, lost))}
     delivered = _delivered(ordered)
     answers = {c.seq: [_Answer(c, a, _digest(c.prompt_ids, a.ids)) for a in c.choices if a.ids] for c in delivered}
     ends = sorted({answer.end for said in answers.values() for answer in said})
@@ -114,10 +104,19 @@ def _when(call: Call) -> tuple[float, int]:
     return call.started_at, call.seq
 
 
-def why_not(call: Call, agents: Collection[str] = ()) -> str | None:
+def recomputed_under(calls: Iterable[Call]) -> set[VersionNumber]:
+    """The versions under which the trainer itself computes what their tokens' logprobs were."""
+    return {c.version for c in calls if not c.not_trainable and c.sampling and why_recomputed(c.sampling)}
+
+
+def why_not(
+    call: Call, agents: Collection[str] = (), lost: Mapping[VersionNumber, str] = MappingProxyType({})
+) -> str | None:
     """Why no token of the call can be trained, in words; None when they can.
 
-    ``agents``: names of the agents (`X-Agent`) that are trained; empty: all.
+    Args:
+        agents: names of the agents (`X-Agent`) that are trained; empty: all.
+        lost: versions under which nothing can be computed, each with the reason.
     """
     if call.not_trainable:
         return call.not_trainable
@@ -126,14 +125,10 @@ def why_not(call: Call, agents: Collection[str] = ()) -> str | None:
     if agents and call.agent not in agents:
         who = f"agent {call.agent!r}" if call.agent is not None else "a call that names no agent"
         return f"{who} is not among those that are trained (train.agents)"
-    sampling = call.sampling
-    if not sampling["temperature"]:
-        return GREEDY
-    reshaped = [text for name, text in _RESHAPED.items() if sampling.get(name)]
-    reshaped += [name for name, neutral in _NEUTRAL.items() if sampling.get(name, neutral) not in (None, neutral)]
-    if reshaped:
-        return f"sampled under {', '.join(reshaped)}"
-    if not all(len(choice.ids) == len(choice.logprobs) and _are_logprobs(choice.logprobs) for choice in call.choices):
+    if recomputed := why_recomputed(call.sampling):
+        if call.version in lost:
+            return f"{recomputed}, and its logprobs cannot be computed again: {lost[call.version]}"
+    elif not all(len(c.ids) == len(c.logprobs) and _are_logprobs(c.logprobs) for c in call.choices):
         return NO_LOGPROBS
     if any(_ids(ids).min(initial=0) < 0 for ids in (call.prompt_ids, *(choice.ids for choice in call.choices))):
         return NO_IDS
@@ -203,14 +198,19 @@ def _sequence(chain: Many[_Answer]) -> Sequence:
     logprobs = np.zeros(length, dtype=np.float32)
     temperature, top_p = np.ones(length, dtype=np.float32), np.ones(length, dtype=np.float32)
     top_k, version = np.zeros(length, dtype=np.int32), np.zeros(length, dtype=np.int32)
+    recomputed = np.zeros(length, dtype=np.bool_)
     for answer in chain:
         said, sampling = slice(answer.begin, answer.end), answer.call.sampling
         trained[said] = True
-        logprobs[said] = np.frombuffer(answer.choice.logprobs, dtype=np.float32)
-        temperature[said], top_p[said] = sampling["temperature"], sampling["top_p"]
-        top_k[said] = max(0, sampling["top_k"])
+        if why_recomputed(sampling):
+            recomputed[said] = True
+        else:
+            logprobs[said] = np.frombuffer(answer.choice.logprobs, dtype=np.float32)
+        # Greedy, and what the server does not tell: the policy's own distribution.
+        temperature[said], top_p[said] = sampling["temperature"] or 1, sampling["top_p"] or 1
+        top_k[said] = max(0, sampling["top_k"] or 0)
         version[said] = answer.call.version
-    return Sequence(ids, trained, logprobs, temperature, top_p, top_k, version)
+    return Sequence(ids, trained, logprobs, temperature, top_p, top_k, version, recomputed)
 
 
 def _beginnings(ids: array[int], lengths: Many[int]) -> dict[int, bytes]:

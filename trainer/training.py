@@ -165,9 +165,9 @@ class Training:
         sums["same_version_logprob_diff"] += difference[same].abs().sum().item()
 
     def _of_parent(self, layout: Layout) -> npt.NDArray[np.bool_]:
-        """(T,) Whether the parent itself sampled a trained token."""
+        """(T,) Whether the parent itself sampled a trained token, whose logprob is vLLM's."""
         recorded = (self._batch.sequences[member] for member in layout.members)
-        return np.concatenate([sequence.version[sequence.trained] == self._parent for sequence in recorded])
+        return np.concatenate([((one.version == self._parent) & ~one.recomputed)[one.trained] for one in recorded])
 
     def _tokens(self, number: int, layout: Layout, found: Targets, logprobs: Tensor) -> tuple[losses.Tokens, Tensor]:
         """Join the model's logprobs with what the batch knows of each trained token."""
@@ -209,6 +209,7 @@ def shape_metrics(batch: Batch, chunks: list[Layout]) -> dict[str, float]:
     lengths = [len(sequence) for sequence in batch.sequences]
     return {
         "trained_tokens": batch.trained_tokens,
+        "recomputed_tokens": sum(int(sequence.recomputed.sum()) for sequence in batch.sequences),
         "sequences": len(lengths),
         "mean_trained_length": batch.trained_tokens / len(lengths),
         "rows": len({sequence.ids.tobytes() for sequence in batch.sequences}),

@@ -86,7 +86,8 @@ class TrainingRuns:
             fingerprint = weights.fingerprint(base_model)
             choice = parents.choose(self._db, self._settings, fingerprint)
             divide = settings.divide_by_deviation
-            gathering = Gathering(self._db, run.id, self._settings.train.agents, vocabulary, divide)
+            samplers = parents.Samplers(self._settings, fingerprint)
+            gathering = Gathering(self._db, run.id, self._settings.train.agents, samplers, vocabulary, divide)
             material = gathering.gather(group for group in scored if self._is_fresh(group, run))
         except ValidationError as error:
             problem = error.errors()[0]
@@ -106,6 +107,7 @@ class TrainingRuns:
             base_model=base_model,
             base_fingerprint=fingerprint,
             parent=choice.parent,
+            samplers=samplers.adapters(material.batch.recomputed_under - {choice.parent.version}),
             settings=settings,
             target=self._target(run),
         )

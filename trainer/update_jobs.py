@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
+from storage.types import BASE
 from trainer.batches import Batch
 from trainer.errors import AdapterDamaged, JobInvalid, TrainerError
 from trainer.fingerprints import base_fingerprint, file_sha256
@@ -29,6 +30,7 @@ from trainer.publication import (
     require_base,
     require_sound,
 )
+from trainer.recomputing import recompute
 from trainer.training import Training, shape_metrics
 
 _log = logging.getLogger("slipstream.update")
@@ -61,7 +63,9 @@ class Worker:
         started = time.perf_counter()
         model = self._prepare(job)
         if job.target is None:
+            self._bear(model, job, job.parent.version)
             return self._score(model, job, batch, folder)
+        batch = self._recomputed(model, job, batch)
         return self._train(model, job, batch, time.perf_counter() - started)
 
     def forget(self, error: Exception) -> None:
@@ -70,7 +74,7 @@ class Worker:
             self._model = None
 
     def _prepare(self, job: Job) -> PolicyModel:
-        """Have the right model, with the parent's weights."""
+        """Have the right model, with whatever adapter."""
         self._progress("load", 0, 1)
         shape = Shape(job.base_model, job.settings.rank, job.settings.alpha)
         if self._model is None or self._model.shape != shape:
@@ -80,13 +84,30 @@ class Worker:
             raise JobInvalid(
                 f"the base model {job.base_model} has other files here than where the job was made: bring the same ones"
             )
-        if job.parent.adapter is None:
-            self._model.reset_adapter(seed=job.version)
-        else:
-            self._require_sound(job.parent.adapter, base_fingerprint(self._model.folder))
-            self._model.load_adapter(job.parent.adapter, seed=job.version)
         self._progress("load", 1, 1)
         return self._model
+
+    def _recomputed(self, model: PolicyModel, job: Job, batch: Batch) -> Batch:
+        """The batch with a logprob for every token. The model bears the parent's weights then."""
+        wanted = batch.recomputed_under
+        parent = job.parent.version
+        for number, version in enumerate([*sorted(wanted - {parent}), parent]):
+            self._bear(model, job, version)
+            if version in wanted:
+                batch = recompute(batch, model, version, job.settings.micro_batch_tokens)
+                self._progress("recompute", number + 1, len(wanted))
+        return batch
+
+    def _bear(self, model: PolicyModel, job: Job, version: int) -> None:
+        """Give the model the weights of a version."""
+        adapter = job.parent.adapter if version == job.parent.version else job.samplers.get(version)
+        if adapter is None:
+            if version not in (BASE, job.parent.version):
+                raise JobInvalid(f"the batch wants logprobs under version {version}, whose adapter is not in the job")
+            model.reset_adapter(seed=job.version)
+            return
+        self._require_sound(adapter, base_fingerprint(model.folder))
+        model.load_adapter(adapter, seed=job.version)
 
     def _require_sound(self, adapter: Path, fingerprint: str) -> None:
         """An adapter without a manifest, as peft alone writes it, says nothing of itself."""
@@ -97,7 +118,7 @@ class Worker:
             for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):
                 require_sound(adapter, manifest, name)
         except AdapterDamaged as damaged:
-            raise JobInvalid(f"the parent adapter is damaged: {damaged}") from damaged
+            raise JobInvalid(f"the adapter is damaged: {damaged}") from damaged
         require_base(adapter, manifest, fingerprint)
 
     def _train(self, model: PolicyModel, job: Job, batch: Batch, loading: float) -> dict[str, float]:
@@ -148,7 +169,7 @@ class Worker:
     def _score(self, model: PolicyModel, job: Job, batch: Batch, folder: Path) -> dict[str, float]:
         """Write the logprob of every trained token under the parent, sampled as the batch says.
 
-        The metrics ``kl`` and ``mean_abs_logprob_diff`` are those of ``Training.run``.
+        The metrics ``kl`` and ``mean_abs_logprob_diff`` are those of ``Training.run``, without recomputed tokens.
         """
         started = time.perf_counter()
         plan = list(layouts(batch.sequences, job.settings.micro_batch_tokens, tree=model.trains_trees))
@@ -162,13 +183,15 @@ class Worker:
                     for owner, member in enumerate(layout.members):
                         sequence = batch.sequences[member]
                         answers[member][sequence.trained] = logprobs[found.owner == owner]
-                        differences.append((sequence.logprobs - answers[member])[sequence.trained])
+                        told = sequence.trained & ~sequence.recomputed
+                        differences.append((sequence.logprobs - answers[member])[told])
                 self._progress("score", number + 1, len(plan))
         save_file({"logprobs": np.concatenate(answers)}, folder / SCORES)
         difference = np.concatenate(differences).astype(np.float64)
+        count = max(len(difference), 1)
         return {
-            "kl": float(difference.mean()),
-            "mean_abs_logprob_diff": float(np.abs(difference).mean()),
+            "kl": float(difference.sum()) / count,
+            "mean_abs_logprob_diff": float(np.abs(difference).sum()) / count,
             **shape_metrics(batch, plan),
             "seconds_total": time.perf_counter() - started,
         }

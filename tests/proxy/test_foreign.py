@@ -11,6 +11,7 @@ import pytest
 from proxy.capture import HEADER
 from proxy.foreign import NO_IDS
 from proxy.settings import SamplingSettings
+from storage.samplings import why_recomputed
 from storage.types import Call
 from tests.fake_vllm import FakeVllm, tokens
 from tests.fake_vllm.engine import logprobs
@@ -149,13 +150,12 @@ INEXACT: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", INEXACT)
-def test_what_is_not_exact_is_kept_and_not_trainable(proxy: RunningProxy, name: str) -> None:
+def test_what_is_not_exact_is_kept_and_recomputed(proxy: RunningProxy, name: str) -> None:
     options, reason = INEXACT[name]
     proxy.chat(headers=tags(f"inexact {name}"), **options)
     call = recorded_call(proxy, f"inexact {name}")
-    assert call.not_trainable is not None
-    assert call.not_trainable.startswith("no plugin: ")
-    assert reason in call.not_trainable
+    assert call.not_trainable is None
+    assert reason in (why_recomputed(call.sampling) or "")
     assert list(call.prompt_ids) == tokens.prompt([{"role": "user", "content": "hello"}])
     assert len(call.choices[0].ids) == len(call.choices[0].logprobs) > 0
 

@@ -33,14 +33,16 @@ def sequences(draw: st.DrawFn) -> Sequence:
     def many(values: st.SearchStrategy[Any]) -> list[Any]:
         return draw(st.lists(values, min_size=length, max_size=length))
 
+    trained = np.array([False, *many(st.booleans())[1:]])
     return Sequence(
         ids=many(st.integers(0, 2**31 - 1)),  # type: ignore[arg-type]  # lists are taken, too
-        trained=np.array([False, *many(st.booleans())[1:]]),
+        trained=trained,
         logprobs=np.array(many(st.floats(-30, 0, width=32)), dtype=np.float32),
         temperature=np.array(many(st.floats(0.125, 2, width=32)), dtype=np.float32),
         top_p=np.array(many(st.floats(0.125, 1, width=32)), dtype=np.float32),
         top_k=np.array(many(st.integers(0, 100)), dtype=np.int32),
         version=np.array(many(st.integers(0, 9)), dtype=np.int32),
+        recomputed=trained & np.array(many(st.booleans())),
         source=draw(st.none() | st.tuples(st.text(), st.integers(0, 9))),
     )
 
@@ -55,7 +57,7 @@ def test_a_batch_comes_back_as_it_was_saved(tmp_path_factory: pytest.TempPathFac
     assert again.trained_tokens == batch.trained_tokens
     assert again.advantages.tolist() == batch.advantages.tolist()
     for a, b in zip(again.sequences, batch.sequences, strict=True):
-        for name in ("ids", "trained", "logprobs", "temperature", "top_p", "top_k", "version"):
+        for name in ("ids", "trained", "logprobs", "temperature", "top_p", "top_k", "version", "recomputed"):
             assert getattr(a, name).tolist() == getattr(b, name).tolist()
             assert getattr(a, name).dtype == getattr(b, name).dtype
 
@@ -72,6 +74,7 @@ def test_the_file_has_the_agreed_tensors(tmp_path: Path) -> None:
         "top_p": ("float32", (6,)),
         "top_k": ("int32", (6,)),
         "version": ("int32", (6,)),
+        "recomputed": ("bool", (6,)),
         "advantages": ("float32", (2,)),
     }
 

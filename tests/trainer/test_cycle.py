@@ -68,7 +68,6 @@ def test_every_session_ends_somewhere(workshop: Workshop) -> None:
     judged = workshop.many([0.5, 0.75, 0.0, 1.0], "eval only", split="eval", **new)
     stale = workshop.closed("stale", reward=1.0, version=0)
     mixed = workshop.closed("mixed", reward=1.0, version=0, pinned=2)
-    greedy = workshop.closed("greedy", reward=1.0, tokens=capture([1], [2], temperature=0.0), **new)
     lost = workshop.closed(
         "lost", reward=1.0, tokens=b'{"reason":"beam search","prompts":[],"choices":[],"sampling":{}}'
     )
@@ -81,13 +80,12 @@ def test_every_session_ends_somewhere(workshop: Workshop) -> None:
     assert run.state is RunState.SUCCEEDED
     assert [workshop.outcome(one) for one in good] == [("trained", None, run.id)] * 4
     assert [workshop.outcome(one) for one in judged] == [("evaluated", None, None)] * 4
-    reasons = [workshop.outcome(one) for one in (*dull[:1], stale, mixed, greedy, lost, wrong)]
-    assert [(outcome or ("",))[0] for outcome in reasons] == ["skipped"] * 6
+    reasons = [workshop.outcome(one) for one in (*dull[:1], stale, mixed, lost, wrong)]
+    assert [(outcome or ("",))[0] for outcome in reasons] == ["skipped"] * 5
     assert [(outcome or ("", ""))[1] for outcome in reasons] == [
         "no variance: best and worst reward differ by 0",
         "stale: sampled 2 versions before the newest",
         "stale: sampled 2 versions before the newest",
-        "nothing to train on: greedy: sampled at temperature 0, where nothing is explored",
         "stale: sampled 2 versions before the newest",
         "nothing to train on: not every sampled token has a logprob that is a finite number of at most 0",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainer import layouts
 from trainer.batches import Batch, Sequence
 from trainer.errors import JobInvalid
 from trainer.policy_model import PolicyModel, Shape
+from trainer.recomputing import recompute
 from trainer.training import Training
 
 VOCABULARY = 50
@@ -181,6 +182,36 @@ def test_loss_and_gradient_are_those_of_the_formula(
         assert weight.grad is not None
         off = ((weight.grad - wanted[name]).norm() / wanted[name].norm()).item()
         assert off < 1e-4, name
+
+
+def test_what_the_engine_cannot_tell_is_computed_under_the_version_that_sampled_it(model: PolicyModel) -> None:
+    """Three answers: of another version, of this one and unknown, of this one and told by the engine."""
+    plain, cut = Sampling(), Sampling(0.7, 0.9, 7)
+    rows = [made([1, 2, 3, 4, 5, 6, 7, 8], [(2, 4, plain), (5, 6, cut), (7, 8, plain)]), made([1, 2, 9], [(2, 3, cut)])]
+    with torch.no_grad():
+        expected = [naive_logprobs(model, row).tolist() for row in rows]
+    told = np.array([0, 0, -0.5, -0.5, 0, 0, 0, expected[0][3]], dtype=np.float32)
+    unknown = np.array([0, 0, 1, 1, 0, 1, 0, 0], dtype=np.bool_)
+    versions = np.array([0, 0, 3, 3, 0, 4, 0, 4], dtype=np.int32)
+    rows = [
+        replace(rows[0], logprobs=told, recomputed=unknown, version=versions),
+        replace(rows[1], recomputed=rows[1].trained, version=np.array([0, 0, 4], dtype=np.int32)),
+    ]
+    batch = Batch(tuple(rows), np.array([1, -1], dtype=np.float32))
+    assert batch.recomputed_under == {3, 4}
+    found = recompute(batch, model, 4, 4096)
+    assert found.sequences[0].logprobs.tolist() == pytest.approx(
+        [0, 0, -0.5, -0.5, 0, expected[0][2], 0, expected[0][3]]
+    )
+    assert found.sequences[1].logprobs.tolist() == pytest.approx([0, 0, expected[1][0]])
+    assert [one.trained.tolist() for one in found.sequences] == [one.trained.tolist() for one in rows]
+    # What is left is that of the other version; the model has the same weights here.
+    both = recompute(found, model, 3, 4096)
+    assert both.sequences[0].logprobs[2:4].tolist() == pytest.approx(expected[0][:2])
+    assert both.sequences[1].logprobs.tolist() == found.sequences[1].logprobs.tolist()
+    # Only what vLLM told of the parent's own tokens says whether both compute the same model.
+    metrics = Training(model, both, UpdateSettings(), 4).run(lambda *_: None)
+    assert (metrics["same_version_tokens"], metrics["recomputed_tokens"]) == (1, 4)
 
 
 def test_a_stem_is_held_only_within_sharing(model: PolicyModel) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.types import Call, Choice
-from tests.trainer.made import NEUTRAL, call, ids
+from tests.trainer.made import call, ids
 from trainer.sequences import Trajectory, last_call, trajectory, why_not
 
 
@@ -48,9 +48,9 @@ def _sessions(draw: st.DrawFn) -> _Session:
             Choice(index, array("i", said), array("f", [-next(numbers) / 1024 for _ in said]), "stop")
             for index, said in enumerate(draw(st.lists(tokens, min_size=1, max_size=3)))
         )
-        greedy = draw(st.integers(0, 5)) == 0
-        sampling = NEUTRAL | {"temperature": 0.0 if greedy else 1.0}
-        calls.append(call(seq, prompt, *choices, sampling=sampling, started_at=float(times[seq]), **named))
+        if draw(st.integers(0, 5)) == 0:
+            named["not_trainable"] = "its tokens are not exact"
+        calls.append(call(seq, prompt, *choices, started_at=float(times[seq]), **named))
     return _Session(calls, _effective(calls))
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from storage.samplings import RAW_OR_PROCESSED, STATED
 from storage.states import CallOutcome
-from storage.types import Call, Choice
+from storage.types import Call, Choice, VersionNumber
 from tests.trainer.made import NEUTRAL, call, choice, ids, trained
-from trainer.sequences import CUT_OFF, GREEDY, NO_IDS, NO_LOGPROBS, UNUSED, last_call, trajectory, why_not
+from trainer.sequences import CUT_OFF, NO_IDS, NO_LOGPROBS, UNUSED, last_call, recomputed_under, trajectory
 
 
 def test_a_chat_of_two_turns_is_one_sequence() -> None:
@@ -92,7 +93,7 @@ def test_answers_that_nobody_continued_are_left_out_with_the_reason() -> None:
 
 def test_a_call_that_cannot_be_trained_shows_what_had_an_effect() -> None:
     asked = call(1, [10], choice([20], index=0), choice([21], index=1))
-    after = call(2, [10, 21, 30], choice([40]), sampling=NEUTRAL | {"temperature": 0.0})
+    after = call(2, [10, 21, 30], choice([40]), not_trainable="its tokens are not exact")
     assert [trained(one) for one in trajectory([asked, after]).sequences] == [[21]]
 
 
@@ -204,33 +205,38 @@ def test_equal_answers_to_equal_prompts_are_each_trained() -> None:
     assert [round(float(sequence.logprobs[1]), 3) for sequence in found.sequences] == [-0.1, -0.2]
 
 
-_REASONS: list[tuple[dict[str, Any], str | None]] = [
-    ({}, None),
-    ({"temperature": 0.0}, GREEDY),
-    ({"temperature": 0}, GREEDY),
-    ({"structured": True}, "sampled under a grammar"),
-    ({"logit_bias": True}, "sampled under a logit bias"),
-    ({"logits_processors": True}, "sampled under logits processors"),
-    ({"min_p": 0.1}, "sampled under min_p"),
-    ({"presence_penalty": 0.5}, "sampled under presence_penalty"),
-    ({"frequency_penalty": -0.5}, "sampled under frequency_penalty"),
-    ({"repetition_penalty": 1.1}, "sampled under repetition_penalty"),
-    ({"min_tokens": 5}, "sampled under min_tokens"),
-    ({"min_tokens": 0}, None),
-    ({"structured": True, "min_p": 0.1}, "sampled under a grammar, min_p"),
-    ({"repetition_penalty": None, "min_p": None, "seed": 7, "n": 3}, None),
-]
+@pytest.mark.parametrize(
+    ("changes", "temperature"), [({"temperature": 0}, 1.0), ({"min_p": 0.1, "temperature": 0.5}, 0.5)]
+)
+def test_what_the_engine_cannot_vouch_for_is_trained_by_our_own_logprobs(
+    changes: dict[str, Any], temperature: float
+) -> None:
+    # Whatever the engine told of such a token is not the policy's: it is not looked at.
+    odd = call(1, [10], Choice(0, array("i", [20]), array("f", [math.nan]), "stop"), sampling=NEUTRAL | changes)
+    good = call(2, [10, 20, 30], choice([40], -0.5), version=VersionNumber(4))
+    (found,) = trajectory([odd, good]).sequences
+    assert trained(found) == [20, 40]
+    assert found.recomputed.tolist() == [False, True, False, False]
+    assert found.logprobs.tolist() == [0, 0, 0, -0.5]
+    assert found.temperature.tolist() == [1, temperature, 1, 1]
+    assert recomputed_under([odd, good]) == {odd.version}
 
 
-@pytest.mark.parametrize(("changes", "reason"), _REASONS)
-def test_what_the_engine_cannot_vouch_for_is_left_out(changes: dict[str, Any], reason: str | None) -> None:
-    odd = call(1, [10], choice([20]), sampling=NEUTRAL | changes)
-    good = call(2, [10, 20, 30], choice([40]))
-    assert why_not(odd) == reason
-    found = trajectory([odd, good])
-    assert found.left_out == ({"call 1": reason} if reason else {})
-    assert [trained(sequence) for sequence in found.sequences] == [[40] if reason else [20, 40]]
-    assert last_call([odd, good]) == 2
+def test_it_is_left_out_where_the_version_that_sampled_it_is_lost() -> None:
+    odd = call(1, [10], choice([20]), sampling=NEUTRAL | {"temperature": 0}, version=VersionNumber(3))
+    good = call(2, [10, 20, 30], choice([40]), version=VersionNumber(3))
+    found = trajectory([odd, good], (), {VersionNumber(3): "policy@3 is gone"})
+    assert found.left_out == {
+        "call 1": "sampled under temperature 0, and its logprobs cannot be computed again: policy@3 is gone"
+    }
+    assert [trained(sequence) for sequence in found.sequences] == [[40]]
+
+
+def test_what_a_server_does_not_tell_is_taken_for_the_plain_policy() -> None:
+    sampling = NEUTRAL | dict.fromkeys(STATED) | {"logprobs": RAW_OR_PROCESSED}
+    (found,) = trajectory([call(1, [10], choice([20]), sampling=sampling)]).sequences
+    assert found.recomputed.tolist() == [False, True]
+    assert (found.temperature[1], found.top_p[1], found.top_k[1]) == (1, 1, 0)
 
 
 def test_what_storage_calls_not_trainable_is_left_out() -> None:

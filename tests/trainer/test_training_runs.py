@@ -106,6 +106,29 @@ def test_only_named_agents_are_trained(workshop: Workshop) -> None:
     assert [sequence.ids.tolist() for sequence in batch.sequences] == [[7, 8]] * 2
 
 
+def test_what_the_engine_cannot_tell_takes_the_adapter_of_the_version_that_sampled_it(workshop: Workshop) -> None:
+    for number in (1, 2, 3):
+        workshop.a_version(number)
+    greedy = [
+        workshop.closed(f"of {version}", reward=version / 4, version=version, tokens=capture([1], [2], temperature=0.0))
+        for version in (0, 1, 2, 3)
+    ]
+    score(workshop.db, workshop.group(greedy), None, SPREAD)
+    (workshop.folder / "adapters" / "policy@2" / "adapter_model.safetensors").write_bytes(b"damaged")
+    run = workshop.training().carry_out(workshop.ask())
+    assert run.state is RunState.SUCCEEDED
+    (job,) = workshop.worker.jobs
+    assert job.parent.version == 3
+    assert list(job.samplers) == [1], "the base needs no adapter, and the parent's is there"
+    (batch,) = workshop.worker.batches
+    assert [int(one.version[one.trained][0]) for one in batch.sequences] == [0, 1, 3]
+    ended = workshop.outcome(greedy[2].key)
+    assert ended is not None
+    assert ended[0] == "skipped"
+    assert "sampled under temperature 0, and its logprobs cannot be computed again: " in str(ended[1])
+    assert "policy@2" in str(ended[1])
+
+
 def test_the_next_run_starts_from_the_last_version(workshop: Workshop) -> None:
     for number in (1, 2):
         scored(workshop, [0.0, 1.0])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from storage.update_settings import UpdateSettings
 from tests.trainer.test_layouts import sequence
@@ -87,6 +88,29 @@ def test_a_job_brings_its_parent_with_it(tmp_path: Path) -> None:
     assert sorted(path.read_text() for path in (moved / PARENT).iterdir()) == ["adapter_model.safetensors", OPTIMIZER]
     job(tmp_path / "policy@2", parent=named.model_copy(update={"optimizer": False})).write(tmp_path / "job", batch())
     assert list((tmp_path / "job" / PARENT).iterdir()) == []
+
+
+def test_a_job_brings_the_versions_under_which_it_recomputes(tmp_path: Path) -> None:
+    for number in (1, 3):
+        adapter = tmp_path / f"policy@{number}"
+        adapter.mkdir()
+        for name in ("adapter_model.safetensors", OPTIMIZER):
+            (adapter / name).write_text(f"{name} {number}")
+    named = {number: tmp_path / f"policy@{number}" for number in (1, 3)}
+    job(tmp_path / "policy@4", samplers=named).write(tmp_path / "job", batch())
+    moved = (tmp_path / "job").rename(tmp_path / "elsewhere")
+    found = Job.read(moved).samplers
+    assert found == {number: moved / "versions" / str(number) for number in (1, 3)}
+    for number, folder in found.items():
+        assert [path.read_text() for path in folder.iterdir()] == [f"adapter_model.safetensors {number}"]
+
+
+def test_a_batch_of_an_earlier_format_recomputes_nothing(tmp_path: Path) -> None:
+    batch().save(tmp_path / "batch")
+    tensors = load_file(tmp_path / "batch")
+    del tensors["recomputed"]
+    save_file(tensors, tmp_path / "batch")
+    assert Batch.load(tmp_path / "batch").recomputed_under == set()
 
 
 def test_a_job_of_a_newer_version_is_refused_before_its_fields_are_read(tmp_path: Path) -> None:
