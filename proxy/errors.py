@@ -13,6 +13,7 @@
   * HeadersTooLarge      431: a request's headers above the limit
   * UpstreamUnreachable  502: vLLM does not answer
   * NotServing           503: vLLM answers, but cannot serve this call now
+    * VersionLoading     the version that the call needs is loaded on no server
 * UpstreamFault          vLLM refused what the proxy itself asked of it
 * CannotServe            the proxy does not start, and says why
   * BadFolder            the data folder cannot be used
@@ -27,6 +28,7 @@ from typing import Self
 import orjson
 
 from storage.text import dumps
+from storage.types import VersionNumber
 
 
 class ProxyError(Exception):
@@ -137,6 +139,14 @@ class UpstreamUnreachable(ProxyError):
 class NotServing(ProxyError):
     status = 503
     headers = ((b"retry-after", b"1"),)
+
+
+class VersionLoading(NotServing):
+    """No server has this version loaded and probed yet."""
+
+    def __init__(self, version: VersionNumber) -> None:
+        super().__init__(f"version {version} is being loaded into vLLM; repeat the call")
+        self.version = version
 
 
 class CannotServe(Exception):

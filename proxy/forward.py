@@ -12,7 +12,7 @@ from proxy.asgi import ClientGone, Receive, Scope, Send, client_of, read_body, r
 from proxy.connections import Response
 from proxy.dialects import OTHER
 from proxy.dialects.documents import field, parse
-from proxy.errors import NoSuchResponse, NotServing, ProxyError, UnknownVersion, UpstreamUnreachable
+from proxy.errors import NoSuchResponse, ProxyError, UnknownVersion, UpstreamUnreachable, VersionLoading
 from proxy.exchange import Blotting, Capturer, Exchange, Request
 from proxy.inference import Inference
 from proxy.limits import Limits
@@ -40,6 +40,9 @@ from storage.types import (
 )
 
 _MARK = capture.HEADER.encode()
+_LOADING_SECONDS = 30.0
+"""So long a call waits for its version. A load takes vLLM seconds; clients give up after minutes."""
+_LOOK_SECONDS = 0.1
 
 
 class Forward:
@@ -72,7 +75,7 @@ class Forward:
             if repeat.answer is not None:
                 return
             try:
-                exchange = self._begin(request, repeat.supersedes)
+                exchange = await self._begin_served(request, repeat.supersedes)
             except Exception:
                 self._inference.learn(request.inferred, None)
                 raise
@@ -125,6 +128,19 @@ class Forward:
         finally:
             client.unwatch(gone)
 
+    async def _begin_served(self, request: Request, supersedes: CallId | None) -> Exchange:
+        """`_begin`, as soon as the version that the call needs is loaded; not for ever, nor where it cannot be."""
+        client, end = client_of(request.scope), time.monotonic() + _LOADING_SECONDS
+        while True:
+            try:
+                return self._begin(request, supersedes)
+            except VersionLoading as loading:
+                if time.monotonic() > end or not self._policy.comes(loading.version):
+                    raise
+            await asyncio.sleep(_LOOK_SECONDS)
+            if client.gone:
+                raise ClientGone
+
     def _begin(self, request: Request, supersedes: CallId | None) -> Exchange:
         """Everything that is decided before vLLM is asked; raises `ProxyError` for the agent."""
         now = time.time()
@@ -135,7 +151,7 @@ class Forward:
         if version is not None:
             try:
                 upstream = self._upstreams.choose(identity.session_id, version)
-            except NotServing:
+            except VersionLoading:
                 self._policy.want(version)
                 raise
         start = CallStart(

@@ -13,7 +13,7 @@ import orjson
 
 from proxy import capture
 from proxy.connections import KEEPALIVE_SECONDS, Connections, Field, Response
-from proxy.errors import NotServing, UpstreamFault, UpstreamUnreachable
+from proxy.errors import UpstreamFault, UpstreamUnreachable, VersionLoading
 from storage.secrecy import Secrets
 from storage.text import counted
 from storage.types import BASE, VersionNumber, parse_version
@@ -113,15 +113,15 @@ class Upstreams:
     def choose(self, session_id: str, version: VersionNumber | None) -> Upstream:
         """The server for a session: the same one for all its calls while it can serve (prefix cache).
 
-        ``version`` None: any that answers. Raises `UpstreamUnreachable` when none answers, `NotServing` when those
-        that do cannot serve this version now.
+        ``version`` None: any that answers. Raises `UpstreamUnreachable` when none answers, `VersionLoading` when
+        those that do cannot serve this version now.
         """
         able = [u for u in self.all if u.problem is None]
         serving = [u for u in able if version is None or version in u.serves]
         if serving:
             return serving[zlib.crc32(session_id.encode()) % len(serving)]
-        if able:
-            raise NotServing(f"version {version} is being loaded into vLLM; repeat the call")
+        if version is not None and able:
+            raise VersionLoading(version)
         if not self.all:
             raise UpstreamUnreachable("no vLLM server is configured: set SLIPSTREAM_UPSTREAM")
         raise UpstreamUnreachable("; ".join(f"{u.url}: {u.problem}" for u in self.all))

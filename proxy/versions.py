@@ -67,6 +67,8 @@ class Policy:
         self._wanted: dict[VersionNumber, float] = {}
         """When a call last named a version, or found it not loaded."""
         self._tries: dict[VersionNumber, int] = {}
+        self._failed: set[VersionNumber] = set()
+        """Versions that could not be loaded or probed when it was last tried."""
         self._faults: list[str] = []
         self.problem: str | None = None
         """What kept the last step from loading or probing a version, in words."""
@@ -82,6 +84,10 @@ class Policy:
     def want(self, number: VersionNumber) -> None:
         """A call needs this version, whatever its state: a retired one is loaded again at the next step."""
         self._wanted[number] = time.monotonic()
+
+    def comes(self, number: VersionNumber) -> bool:
+        """Whether a version that no server has loaded is expected to be there soon."""
+        return number not in self._failed
 
     def model(self, upstream: Upstream, number: VersionNumber) -> str:
         """The name under which ``upstream`` serves a version."""
@@ -127,6 +133,7 @@ class Policy:
                 await self._reject(version, str(fault))
                 return
             except UpstreamFault as fault:
+                self._failed.add(version.number)
                 await self._try_again(version, fault)
                 return
         await asyncio.to_thread(self._make_live, version, results[0])
@@ -152,6 +159,7 @@ class Policy:
                 f"at {upstream.url}"
             )
         upstream.serves.add(version.number)
+        self._failed.discard(version.number)
         return result
 
     async def _probe(self, version: Version, manifest: Manifest, upstream: Upstream) -> ProbeResult:
@@ -193,6 +201,7 @@ class Policy:
                 try:
                     await self._load_and_probe(version, upstream)
                 except (AdapterFault, UpstreamFault) as fault:
+                    self._failed.add(version.number)
                     self._fault(f"{version_name(self.name, version.number)} cannot be served: {fault}")
 
     def _make_live(self, version: Version, result: ProbeResult) -> None:

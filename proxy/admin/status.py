@@ -55,7 +55,7 @@ def degraded(context: Context) -> list[str]:
         problems.append("no vLLM server is configured: set SLIPSTREAM_UPSTREAM, or use ./scripts/serve")
     elif not serves_live(context) and not all(u.problem for u in context.upstreams.all):
         live = version_name(context.settings.policy, context.policy.live())
-        problems.append(f"{live} is being loaded into vLLM: calls of new sessions are answered with 503 until then")
+        problems.append(f"{live} is being loaded into vLLM: calls of new sessions wait for it, half a minute at most")
     ingestion = context.ingestion()
     problems += [p for p in (context.recorder.problem, ingestion.problem, context.policy.problem) if p]
     if context.draining():

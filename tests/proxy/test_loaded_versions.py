@@ -9,9 +9,12 @@ import pytest
 from proxy import versions
 from storage.states import VersionState
 from tests.fake_vllm import FakeVllm
+from tests.proxy import raw
 from tests.proxy.adapters import Trainer, reaches
 from tests.proxy.conftest import StartProxy
-from tests.proxy.running import Recorded, answerer, tags, until
+from tests.proxy.running import CHAT, Recorded, answerer, request, tags, until
+
+_LOAD = "/v1/load_lora_adapter"
 
 
 class Clock:
@@ -64,9 +67,6 @@ def test_a_session_that_opens_again_gets_its_retired_version_again(
         trainer.train(number, parent=number - 1)
         reaches(trainer, number, VersionState.LIVE)
     reaches(trainer, 1, VersionState.RETIRED)
-    answer = proxy.chat(headers=tags("s"))
-    assert answer.status_code in (200, 503)
-    until(lambda: proxy.chat(headers=tags("s")).status_code == 200)
     assert answerer(proxy, **tags("s")) == ("policy@1", "policy@1")
     recorded.db.close()
 
@@ -94,10 +94,42 @@ def test_a_retired_version_that_is_named_is_loaded_for_a_while(
         trainer.train(number, parent=number - 1)
         reaches(trainer, number, VersionState.LIVE)
     until(lambda: sorted(own_fake.state.adapters) == ["policy@2", "policy@3"])
-    until(lambda: answerer(proxy, "policy@1") == ("policy@1", "policy@1"))
+    assert answerer(proxy, "policy@1") == ("policy@1", "policy@1")  # the call waits for it
     # Each call that names it begins the while anew.
     for _ in range(3):
         clock.pass_by(200)
         assert answerer(proxy, "policy@1") == ("policy@1", "policy@1")
     clock.pass_by(301)
     until(lambda: sorted(own_fake.state.adapters) == ["policy@2", "policy@3"])
+
+
+def test_a_client_that_leaves_while_its_version_is_loaded_leaves_nothing(
+    own_fake: FakeVllm, start_proxy: StartProxy, trainer: Trainer
+) -> None:
+    proxy = start_proxy(limit={"calls": 1})
+    for number in (1, 2, 3):
+        trainer.train(number, parent=number - 1)
+        reaches(trainer, number, VersionState.LIVE)
+    until(lambda: sorted(own_fake.state.adapters) == ["policy@2", "policy@3"])
+    loads, load = len(own_fake.calls(_LOAD)), own_fake.failing(_LOAD, "slow:600")
+    with load, raw.connect(proxy.url) as connection:
+        raw.send(connection, CHAT, request(model="policy@1"), tags("s"))
+        until(lambda: len(own_fake.calls(_LOAD)) > loads)
+        assert proxy.client.get("/v1/models").status_code == 429, "the call is under way"
+    until(lambda: proxy.client.get("/v1/models").status_code == 200)
+    assert own_fake.calls(CHAT) == []
+
+
+def test_a_version_that_cannot_be_loaded_is_not_waited_for(
+    own_fake: FakeVllm, start_proxy: StartProxy, trainer: Trainer
+) -> None:
+    proxy = start_proxy()
+    for number in (1, 2, 3):
+        trainer.train(number, parent=number - 1)
+        reaches(trainer, number, VersionState.LIVE)
+    until(lambda: sorted(own_fake.state.adapters) == ["policy@2", "policy@3"])
+    with own_fake.failing(_LOAD, "bad-gateway"):
+        refused = proxy.chat(model="policy@1")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "version 1 is being loaded" in refused.json()["error"]["message"]
+    until(lambda: proxy.chat(model="policy@1").status_code == 200)
