@@ -14,6 +14,11 @@ from storage.errors import NotFound
 from storage.states import GROUP_MOVES, GroupState, RunState, SessionState, check_move
 from storage.types import Group, GroupId, Member, Owner, RunId, Session, SessionKey
 
+CLIENTS = "the clients' own rewards"
+"""Who judged where nobody was asked."""
+WEIGHTED = "the clients' own rewards, weighted"
+"""The same, combined of several: each was standardised within the group, so that the sum says nothing outside of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -31,7 +36,7 @@ class Verdict:
 
 
 def claim(db: Database, group: GroupId, members: Sequence[Session], at: float) -> bool:
-    """Form a group of sessions of one owner, scenario and split.
+    """Form a group of sessions of one owner, scenario and split; each is kept with the one version that sampled it.
 
     Returns False, and forms nothing, when one of them is no longer closed or already belongs to a group.
     """
@@ -56,7 +61,11 @@ def claim(db: Database, group: GroupId, members: Sequence[Session], at: float) -
             created_at=at,
         )
         for session in members:
-            db.insert("group_members", session=session.key, group=group)
+            db.execute(
+                'INSERT INTO group_members (session, "group", sampled_by) VALUES (?1, ?2, (SELECT iif(min(version)'
+                " = max(version), min(version), NULL) FROM calls WHERE session = ?1 AND not_trainable IS NULL))",
+                (session.key, group),
+            )
     return True
 
 

@@ -1,10 +1,12 @@
-"""Scenarios: what became of the sessions and groups of each, and how many of their prompts drifted."""
+"""Scenarios: what became of the sessions and groups of each, how many of their prompts drifted, and the progress."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from storage import progress
 from storage.database import Database
+from storage.types import Owner
 
 _RECENT = 10_000
 """Sessions that are looked at: the newest, so that a list costs the same however much is kept."""
@@ -17,6 +19,7 @@ def rows(db: Database, where: dict[str, Any], limit: int, cursor: int | None) ->
     ``newest``: the key of the scenario's newest session, below ``cursor``. ``sessions``: by state, closed ones by what
     became of them; ``groups``: by state. ``drift``: of the sessions that the trainer looked at, how many calls go on
     from an answer, how many of these do not begin with its tokens, and in how many sessions the first was of each kind.
+    ``progress``: as `progress.of_scenario`.
     """
     terms = ["scenario IS NOT NULL"] + [f"{column} = ?" for column in where]
     recent = (
@@ -37,6 +40,8 @@ def rows(db: Database, where: dict[str, Any], limit: int, cursor: int | None) ->
     for row in db.all(f"{recent} {_DRIFTS}", parameters):
         if (one := found.get((row["owner"], row["scenario"]))) is not None:
             _add(one["drift"], row)
+    for one in found.values():
+        one["progress"] = progress.of_scenario(db, Owner(one["owner"]), one["scenario"])
     return list(found.values())
 
 

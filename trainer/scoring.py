@@ -20,7 +20,6 @@ from trainer.errors import JudgeRefused, JudgeSilent, JudgeUnreachable
 from trainer.judge import Judge
 from trainer.question import Attempt, Terms
 
-CLIENTS = "the clients' own rewards"
 _SEED_BITS = 53
 """What a reader of JSON that knows no integers but floats has exactly."""
 
@@ -31,7 +30,8 @@ def by_clients(db: Database, group: Group, min_spread: float, weights: Named) ->
     if given is None:
         return False
     members = [replace(m, reward=r, explanation=None) for m, r in zip(group.members, given, strict=True)]
-    _keep(db, group, members, groups.Verdict(CLIENTS), min_spread)
+    verdict = groups.Verdict(groups.WEIGHTED if weights else groups.CLIENTS)
+    _keep(db, group, members, verdict, min_spread)
     return True
 
 

@@ -115,8 +115,13 @@ def list_scenarios(
     limit: Limit = 100,
     cursor: Number | None = None,
 ) -> dict[str, Any]:
-    """Scenarios of the newest 10,000 sessions, the last attempted first: what became of their sessions and groups, and
-    how many prompts say an answer otherwise than it was sampled."""
+    """Scenarios of the newest 10,000 sessions, the last attempted first: what became of their sessions and groups, how
+    many prompts say an answer otherwise than it was sampled, and the progress along the versions (newest 1,000 groups).
+
+    `progress` has a list for each source of rewards (`ruler`, `client`, `client, weighted`), which are never mixed. Of
+    each version: its `effect` is its reward minus that of `reference` in the same groups, by least squares over all of
+    them, with its `standard_error`; `reason` says where no chain of groups leads to the oldest version. `mean` is given
+    for plain client rewards alone: other scores say nothing outside of their group."""
     where = {"owner": owner, "scenario": scenario}
     found = scenarios.rows(context.db, {k: v for k, v in where.items() if v is not None}, limit, cursor)
     return page(found, limit, "newest")

@@ -17,6 +17,7 @@ from storage.migrations import (
     m009_judge_cut,
     m010_blame,
     m011_judging,
+    m012_sampled_by,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ ALL: dict[str, Callable[[Database], None]] = {
     "009_judge_cut": m009_judge_cut.migrate,
     "010_blame": m010_blame.migrate,
     "011_judging": m011_judging.migrate,
+    "012_sampled_by": m012_sampled_by.migrate,
 }
 
 

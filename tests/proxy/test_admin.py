@@ -183,6 +183,9 @@ def test_groups_and_runs_are_shown(start_proxy: StartProxy) -> None:
         groups.set_scores(db, groups.get(db, GroupId("g")), scored, groups.Verdict("judge-model", 123, 2**53 - 1), 2.0)
         groups.set_consumed(db, run, [GroupId("g")])
         sessions.set_outcome(db, members[0].key, Outcome.SKIPPED, "no token had an effect", run, 3.0)
+    (scenario,) = proxy.admin("scenarios")["items"]
+    alone = {"version": 0, "sessions": 2, "mean": None, "reference": 0, "effect": None, "standard_error": None}
+    assert scenario["progress"] == {"ruler": [alone | {"reason": None}]}
     (listed,) = proxy.admin("groups?state=scored")["items"]
     # A judge's scores compare within a group, and say nothing in absolute terms.
     assert "mean_reward" not in listed

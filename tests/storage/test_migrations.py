@@ -86,6 +86,7 @@ def test_an_older_database_goes_on(tmp_path: Path, last: str) -> None:
     assert sessions.states(db) == {"closed": 1, "skipped": 1, "grouped": 1, "trained": 1, "open": 1}
     assert sessions.count_skipped(db, sessions.UNTAGGED) == 1
     assert groups.states(db) == {"ready": 1}
+    assert db.all("SELECT sampled_by FROM group_members")[0]["sampled_by"] is None, "it has no calls"
     assert [session.key for session in sessions.waiting(db)] == [1]
     assert [call.token_limit for call in calls.of_session(db, SessionKey(1))] == [None, None]
     # A further call of its session continues the old ones.

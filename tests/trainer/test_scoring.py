@@ -49,6 +49,13 @@ def test_where_every_client_gave_a_reward_no_judge_is_asked(workshop: Workshop) 
     assert [workshop.outcome(member.session) for member in group.members] == [None] * 3
 
 
+def test_a_weighted_combination_is_no_absolute_reward(workshop: Workshop) -> None:
+    group = workshop.group(workshop.many([0.25, 1.0]))
+    assert scoring.by_clients(workshop.db, group, SPREAD, {"reward": 2.0})
+    assert state(workshop, group.id)[2] == groups.WEIGHTED
+    assert rewards(workshop, group.id) == [-2.0, 2.0]
+
+
 def test_the_last_reward_counts(workshop: Workshop) -> None:
     members = workshop.many([0.25, 1.0])
     workshop.reward(a_reward(members[0].session_id, 0.75, source="admin"))
