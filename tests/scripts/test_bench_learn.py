@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -14,12 +16,19 @@ from hypothesis import strategies as st
 from scripts.agents import words
 from scripts.bench.learning import __main__ as bench
 from scripts.bench.learning import report
-from scripts.bench.learning.figures import collapsed, final, interval, last_quarter, of_task
+from scripts.bench.learning.figures import (
+    collapsed,
+    final,
+    interval,
+    last_quarter,
+    of_task,
+    progress_rank_correlation,
+)
 from scripts.bench.learning.kept import Kept, Part
-from scripts.bench.learning.ours import set_variables
+from scripts.bench.learning.ours import followed, set_variables
 from scripts.bench.learning.peer import as_curve
-from scripts.bench.learning.playing import named
-from scripts.bench.learning.rounds import Curve, Round
+from scripts.bench.learning.playing import Played, named
+from scripts.bench.learning.rounds import Curve, Followed, Round
 from scripts.bench.learning.tasks import OTHER_WORDS
 from scripts.services import CannotStart
 
@@ -90,6 +99,41 @@ def test_the_figures_of_a_task() -> None:
     assert found["seeds"] == pytest.approx({"1": 0.75, "2": 0.25})
 
 
+@pytest.mark.parametrize(
+    ("effects", "rewards", "expected"),
+    [
+        ([0.0, 0.3, 0.9, 1.0], [0.1, 0.2, 0.3, 0.7], 1.0),
+        ([0.0, 0.3, 0.9, 1.0], [0.7, 0.3, 0.2, 0.1], -1.0),
+        # 1 - 6 * (1 + 1 + 0 + 0) / (4 * 15): the first two have changed places.
+        ([0.0, 0.3, 0.9, 1.0], [0.2, 0.1, 0.3, 0.7], 0.8),
+        # Ranks 1, 2, 3.5, 3.5 beside 1, 2, 3, 4; equal but for the last digits of floats is equal.
+        ([0.0, 0.1, 0.3, 0.1 + 0.2], [0.1, 0.2, 0.3, 0.7], 4.5 / (4.5 * 5.0) ** 0.5),
+        ([0.0, 0.3], [0.1, 0.2], None),
+        ([0.0, 0.0, 0.0], [0.1, 0.2, 0.3], None),
+    ],
+)
+def test_the_rank_correlation_of_progress(effects: list[float], rewards: list[float], expected: float | None) -> None:
+    progress = [Followed(version, *pair) for version, pair in enumerate(zip(effects, rewards, strict=True))]
+    found = replace(curve(0.1, 0.2), progress=tuple(progress))
+    assert progress_rank_correlation(found) == (None if expected is None else pytest.approx(expected))
+    assert of_task({1: found, 2: curve(0.1)}, {})["progress_rank_correlation"] == progress_rank_correlation(found)
+
+
+def test_progress_is_followed_where_every_scenario_tells_it() -> None:
+    def row(version: int, effect: float | None, reason: str | None = None) -> dict[str, Any]:
+        return {"version": version, "effect": effect, "reason": reason}
+
+    scenarios = [
+        {"progress": {"ruler": [row(0, 0.0), row(1, 0.2), row(2, 0.5), row(3, 0.1, "unconnected")]}},
+        {"progress": {"ruler": [row(0, 0.0), row(1, 0.4), row(2, None), row(3, 0.1)], "client": [row(2, 9.0)]}},
+    ]
+    played = [Played("a", f"policy@{version}", reward) for version, reward in [(0, 0.1), (0, 0.3), (1, 0.5), (2, 0.6)]]
+    found = followed(scenarios, played)
+    assert [one.version for one in found] == [0, 1]
+    assert [one.effect for one in found] == pytest.approx([0.0, 0.3])
+    assert [one.reward for one in found] == pytest.approx([0.2, 0.5])
+
+
 def test_what_was_not_run_has_no_figure() -> None:
     found = of_task({}, {1: curve(0.1, 0.6)})
     assert found["ours_first"] is found["ours_last_quarter"] is found["collapsed"] is None
@@ -125,7 +169,7 @@ def test_a_finished_part_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "parts")
     part = Part("ours", "word", 1, 4)
     assert kept.get(part) is None
-    done = curve(0.1, 0.2, entropies=(0.5, None))
+    done = replace(curve(0.1, 0.2, entropies=(0.5, None)), progress=(Followed(0, 0.0, 0.5),))
     kept.put(part, done)
     assert kept.get(part) == done
     kept.forget()
@@ -189,6 +233,7 @@ def test_the_figures_stand_under_their_task_and_are_drawn(tmp_path: Path) -> Non
     assert list(found) == ["word", "game"]
     assert found["word"]["trl_last_quarter"] == pytest.approx(0.3)
     assert found["game"]["trl_last_quarter"] is None
+    assert found["game"]["progress_rank_correlation"] is None
     report.save_png(curves, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 

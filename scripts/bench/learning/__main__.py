@@ -57,7 +57,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--trl", action=argparse.BooleanOptionalAction, default=True, help="TRL on the word tasks")
     parser.add_argument("--ours", action=argparse.BooleanOptionalAction, default=True, help="Slipstream")
     parser.add_argument("--lag", type=int, default=0, choices=range(5), help="versions between answer and update")
-    parser.add_argument("--ranks", action="store_true", help="a judge that only ranks, in place of the true reward")
+    parser.add_argument("--ranks", action="store_true", help="a judge that only ranks scores, over two versions")
     parser.add_argument("--loss", choices=["grpo", "cispo"], help="default: the product's")
     parser.add_argument("--fresh", action="store_true", help="forget the parts that were kept")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")

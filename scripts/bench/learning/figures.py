@@ -55,14 +55,31 @@ def collapsed(curve: Curve) -> bool:
     )
 
 
+def progress_rank_correlation(curve: Curve) -> float | None:
+    """Spearman's, of the progress figure and the true mean reward over the versions; ties have their mean rank.
+
+    None where there are fewer than three versions, or nothing differs.
+    """
+    if len(curve.progress) < 3:
+        return None
+    # What differs by less than this is a tie that the sums of floats have split.
+    figures = np.round([[one.effect, one.reward] for one in curve.progress], 9).T  # (2, versions)
+    ranks = (figures[:, :, None] > figures[:, None, :]).sum(axis=2) - (figures[:, :, None] < figures[:, None, :]).sum(2)
+    if not ranks.any(axis=1).all():
+        return None
+    return float(np.corrcoef(ranks)[0, 1])
+
+
 def of_task(ours: Mapping[int, Curve], peer: Mapping[int, Curve]) -> dict[str, Any]:
     """The figures of a task from the curves by seed; what was not run is None."""
     curves = list(ours.values())
+    correlations = [found for found in map(progress_rank_correlation, curves) if found is not None]
     return {
         "ours_first": fmean(curve.means[0] for curve in curves) if curves else None,
         "ours_last_quarter": fmean(map(final, curves)) if curves else None,
         "trl_last_quarter": fmean(map(final, peer.values())) if peer else None,
         "collapsed": sum(map(collapsed, curves)) if curves else None,
+        "progress_rank_correlation": fmean(correlations) if correlations else None,
         "rollouts": curves[0].rollouts if curves else None,
         "minutes": fmean(curve.minutes for curve in curves) if curves else None,
         "trl_minutes": fmean(curve.minutes for curve in peer.values()) if peer else None,

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from scripts.bench.learning.figures import collapsed, final, interval, last_quarter
+from scripts.bench.learning.figures import collapsed, final, interval, last_quarter, progress_rank_correlation
 from scripts.bench.learning.kept import Part
 from scripts.bench.learning.rounds import Curve
 
@@ -24,10 +24,12 @@ def show(console: Console, curves: Mapping[Part, Curve]) -> None:
         "best round",
         "last quarter",
         "95 %",
-        "collapsed",
+        Column("collapsed", no_wrap=True),
+        "rank corr.",
     )
     for part, curve in curves.items():
         found = interval([reward for one in last_quarter(curve) for reward in one.rewards])
+        correlation = progress_rank_correlation(curve)
         table.add_row(
             part.name,
             str(curve.rollouts) + (f" ({curve.failed} failed)" if curve.failed else ""),
@@ -37,6 +39,7 @@ def show(console: Console, curves: Mapping[Part, Curve]) -> None:
             f"{final(curve):.3f}",
             f"{found.low:.3f} to {found.high:.3f}",
             "yes" if collapsed(curve) else "no",
+            "" if correlation is None else f"{correlation:.3f}",
         )
     console.print(table)
 

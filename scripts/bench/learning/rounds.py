@@ -26,12 +26,25 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Followed:
+    """What the progress figure says of a version, and what is true."""
+
+    version: int
+    effect: float
+    """The figure, the mean over the scenarios."""
+    reward: float
+    """The mean true reward of the sessions that it answered."""
+
+
+@dataclass(frozen=True, slots=True)
 class Curve:
     """One seed of one contender on one task."""
 
     rounds: tuple[Round, ...]
     failed: int = 0
     """Sessions that came to no end, which are left out."""
+    progress: tuple[Followed, ...] = ()
+    """By version, where a judge ranked."""
 
     @property
     def means(self) -> list[float]:
@@ -52,4 +65,4 @@ class Curve:
     def read(cls, document: dict[str, Any]) -> Curve:
         """The opposite of `document`, from parsed JSON."""
         rounds = tuple(Round(**(one | {"rewards": tuple(one["rewards"])})) for one in document["rounds"])
-        return cls(rounds, document["failed"])
+        return cls(rounds, document["failed"], tuple(Followed(**one) for one in document.get("progress", ())))
