@@ -11,7 +11,7 @@ import orjson
 from storage import counts, judging, sessions
 from storage.database import Database, Row
 from storage.errors import NotFound
-from storage.states import GROUP_MOVES, GroupState, RunState, SessionState, check_move
+from storage.states import GROUP_MOVES, GroupState, Outcome, RunState, SessionState, check_move
 from storage.types import Group, GroupId, Member, Owner, RunId, Session, SessionKey
 
 CLIENTS = "the clients' own rewards"
@@ -61,12 +61,14 @@ def claim(db: Database, group: GroupId, members: Sequence[Session], at: float) -
             created_at=at,
         )
         for session in members:
-            db.execute(
-                'INSERT INTO group_members (session, "group", sampled_by) VALUES (?1, ?2, (SELECT iif(min(version)'
-                " = max(version), min(version), NULL) FROM calls WHERE session = ?1 AND not_trainable IS NULL))",
-                (session.key, group),
-            )
+            db.insert("group_members", session=session.key, group=group, sampled_by=_sampled_by(db, session.key))
     return True
+
+
+def _sampled_by(db: Database, session: SessionKey) -> int | None:
+    """The one version that sampled all that can be trained of a session; None: there were several, or nothing can."""
+    found = db.all("SELECT DISTINCT version FROM calls WHERE session = ? AND not_trainable IS NULL LIMIT 2", (session,))
+    return found[0]["version"] if len(found) == 1 else None
 
 
 def in_state(db: Database, state: GroupState, scenario: str | None = None) -> list[Group]:
@@ -124,6 +126,16 @@ def free_members(db: Database, group: Group) -> list[Member]:
     return [member for member in group.members if not sessions.has_outcome(db, member.session)]
 
 
+def trained_members(db: Database, group: Group) -> list[Member]:
+    """The members that were trained on."""
+    trained = db.all(
+        'SELECT session FROM group_members JOIN outcomes USING (session) WHERE "group" = ? AND outcome = ?',
+        (group.id, Outcome.TRAINED),
+    )
+    keys = {row["session"] for row in trained}
+    return [member for member in group.members if member.session in keys]
+
+
 def set_consumed(db: Database, run: RunId, consumed: Sequence[GroupId]) -> None:
     """What a run learns from, recorded before it starts. Inside a transaction."""
     for group in consumed:
@@ -131,20 +143,27 @@ def set_consumed(db: Database, run: RunId, consumed: Sequence[GroupId]) -> None:
 
 
 def consumed_by(db: Database, run: RunId) -> list[Group]:
-    """The groups that a run took, whatever came of it."""
-    rows = db.all('SELECT groups.* FROM run_groups JOIN groups ON groups.id = "group" WHERE run_groups.run = ?', (run,))
+    """The new groups that a run took, whatever came of it."""
+    rows = db.all(
+        'SELECT groups.* FROM run_groups JOIN groups ON groups.id = "group" WHERE run_groups.run = ? AND NOT replayed',
+        (run,),
+    )
     return [_group(db, row) for row in rows]
 
 
 def rows_of_run(db: Database, run: RunId) -> list[dict[str, Any]]:
-    """The groups that a run took, and those that it skipped, oldest first; ``spread``: of best and worst reward."""
+    """The groups that a run took, and those that it skipped, oldest first; ``spread``: of best and worst reward.
+
+    ``replayed``: they were trained before, and the run trains them again.
+    """
     found = db.all(
         "SELECT id, scenario, state, reason,"
+        ' EXISTS (SELECT 1 FROM run_groups WHERE run = ?1 AND "group" = groups.id AND replayed) AS replayed,'
         ' (SELECT max(reward) - min(reward) FROM group_members WHERE "group" = groups.id) AS spread FROM groups'
         ' WHERE run = ?1 OR id IN (SELECT "group" FROM run_groups WHERE run = ?1) ORDER BY created_at, id',
         (run,),
     )
-    return [dict(row) for row in found]
+    return [dict(row) | {"replayed": bool(row["replayed"])} for row in found]
 
 
 def acquit(db: Database, run: RunId) -> None:
@@ -153,10 +172,13 @@ def acquit(db: Database, run: RunId) -> None:
 
 
 def failed_runs(db: Database, group: GroupId) -> int:
-    """How many runs that took the group failed, but for those that failed by no fault of their groups (`acquit`)."""
+    """How many runs that took the group failed, but for those that failed by no fault of their groups (`acquit`).
+
+    Runs that would have trained it again do not count.
+    """
     return db.number(
         'SELECT count(*) FROM run_groups JOIN runs ON runs.id = run_groups.run WHERE run_groups."group" = ?'
-        " AND run_groups.blamed AND runs.state = ?",
+        " AND run_groups.blamed AND NOT replayed AND runs.state = ?",
         (group, RunState.FAILED),
     )
 

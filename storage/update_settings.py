@@ -31,6 +31,8 @@ class UpdateSettings(BaseModel):
     """Of the KL divergence to the base model. Above 0 it costs a second forward pass per step."""
     divide_by_deviation: bool = False
     """Whether a group's advantages are divided by the standard deviation of its rewards, as GRPO does."""
+    replay: bool = False
+    """Whether groups that hold the best of their scenario are trained again while new ones do not reach it."""
     least_entropy: float = Field(default=0.0, ge=0)
     """Nats per token, mean over the batch, below which a run fails: the policy repeats itself."""
     least_length: float = Field(default=0.0, ge=0)

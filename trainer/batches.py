@@ -37,6 +37,7 @@ _TYPES: dict[str, npt.DTypeLike] = {
     "version": np.int32,
     "recomputed": np.bool_,
     "advantages": np.float32,
+    "replayed": np.bool_,
 }
 
 
@@ -115,12 +116,19 @@ class Batch:
 
     sequences: tuple[Sequence, ...]
     advantages: npt.NDArray[np.float32]
+    replayed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    """(N,) True where the sequence was trained before, and is trained again. Empty: nowhere."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sequences", tuple(self.sequences))
-        object.__setattr__(self, "advantages", _array("advantages", self.advantages))
-        if len(self.advantages) != len(self.sequences):
-            raise BatchInvalid(f"advantages has {len(self.advantages)} entries for {len(self.sequences)} sequences")
+        for name in ("advantages", "replayed"):
+            object.__setattr__(self, name, _array(name, getattr(self, name)))
+        if len(self.replayed) == 0:
+            object.__setattr__(self, "replayed", np.zeros(len(self.sequences), dtype=np.bool_))
+        for name in ("advantages", "replayed"):
+            if len(getattr(self, name)) != len(self.sequences):
+                entries = len(getattr(self, name))
+                raise BatchInvalid(f"{name} has {entries} entries for {len(self.sequences)} sequences")
         if not np.isfinite(self.advantages).all():
             raise BatchInvalid(f"advantages must be finite, got {self.advantages.tolist()}")
         if not any(sequence.trained_tokens for sequence in self.sequences):
@@ -130,6 +138,11 @@ class Batch:
     def trained_tokens(self) -> int:
         """Of all sequences: the one divisor of the whole update's loss."""
         return sum(sequence.trained_tokens for sequence in self.sequences)
+
+    @property
+    def replayed_tokens(self) -> int:
+        """Of them those that are trained again."""
+        return sum(one.trained_tokens for one, again in zip(self.sequences, self.replayed, strict=True) if again)
 
     @property
     def recomputed_under(self) -> set[int]:
@@ -144,7 +157,7 @@ class Batch:
             for name in ("ids", *_PER_TOKEN)
         }
         tensors["starts"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        tensors["advantages"] = np.ascontiguousarray(self.advantages)
+        tensors |= {name: np.ascontiguousarray(getattr(self, name)) for name in ("advantages", "replayed")}
         sources = json.dumps([sequence.source for sequence in self.sequences])
         save_file(tensors, path, metadata={"sources": sources})
 
@@ -157,7 +170,7 @@ class Batch:
                 written = (file.metadata() or {}).get("sources")
         except (OSError, SafetensorError) as error:
             raise BatchInvalid(f"{path} cannot be read: {error}") from error
-        if "ids" in tensors:  # a file of an earlier format recomputes nothing
+        if "ids" in tensors:  # a file of an earlier format recomputes nothing, and replays nothing
             tensors.setdefault("recomputed", np.zeros(len(tensors["ids"]), dtype=np.bool_))
         missing = {"ids", "starts", "advantages", *_PER_TOKEN} - tensors.keys()
         if missing:
@@ -177,7 +190,7 @@ class Batch:
                 sequences.append(Sequence(**values, source=sources[index]))
             except BatchInvalid as error:
                 raise BatchInvalid(f"sequence {index}: {error}") from error
-        return cls(tuple(sequences), tensors["advantages"])
+        return cls(tuple(sequences), tensors["advantages"], tensors.get("replayed", np.zeros(0, dtype=np.bool_)))
 
 
 def _array(name: str, values: Any) -> npt.NDArray[Any]:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Collection
 
-from storage import coordination, groups, runs, sessions
+from storage import coordination, groups, replays, runs, sessions
 from storage.database import Database
 from storage.states import GroupState
 from storage.text import counted
@@ -79,7 +79,9 @@ class Cycle:
         """Whether the scored groups start a run by themselves."""
         scored = groups.in_state(self._db, GroupState.SCORED)
         overdue = any(time.time() - group.created_at > self._settings.group.max_wait for group in scored)
-        return len(scored) >= self._settings.trainer.groups or overdue
+        # Where all are alike, what is better than they may stand on record.
+        alike = len(replays.without_variance(self._db)) if self._settings.train.replay else 0
+        return len(scored) + alike >= self._settings.trainer.groups or overdue
 
     def form(self, *, asked: Collection[str | None] = ()) -> None:
         """Form groups; ``asked`` as for `Rules.choose`."""

@@ -32,7 +32,7 @@ PARENT = "parent"
 VERSIONS = "versions"
 OPTIMIZER = "optimizer.safetensors"
 """AdamW's state, in the folder of an adapter."""
-FORMAT = 3
+FORMAT = 4
 """Of the job folder; it grows with every change that an older worker would misunderstand."""
 
 

@@ -21,6 +21,8 @@ from torch import Tensor
 
 CISPO_CAP = 5.0
 """ε_max of ScaleRL (arXiv 2510.13786)."""
+REPLAY_CAP = 2.0
+"""Of the ratio of tokens that are trained again."""
 GUARD = 0.5
 """Mean log μ − log π above which a sequence with a negative advantage is dropped (arXiv 2512.02556)."""
 _FIRST_CANDIDATES = 1024
@@ -72,6 +74,19 @@ def cispo(tokens: Tokens, normaliser: float, *, cap: float = CISPO_CAP) -> Loss:
     objective = (ratio.clamp(max=cap) * tokens.advantages * tokens.logprobs)[tokens.kept]
     held = (ratio > cap)[tokens.kept]
     return Loss(-objective.sum() / normaliser, int(held.sum()))
+
+
+def replay(tokens: Tokens, normaliser: float) -> Loss:
+    """The loss of groups that are trained again: −sg(w)·A·log π, w = min(r, 2), and at least 1 where A > 0.
+
+    However unlikely the policy finds by now what was good, it is learned with its whole weight; what was bad is pushed
+    down only as far as the policy still says it. Tokens above the cap are counted as clipped.
+    """
+    ratio = (tokens.logprobs.detach() - tokens.behaviour).exp()
+    weight = ratio.clamp(max=REPLAY_CAP)
+    weight = torch.where(tokens.advantages > 0, weight.clamp(min=1), weight)
+    objective = (weight * tokens.advantages * tokens.logprobs)[tokens.kept]
+    return Loss(-objective.sum() / normaliser, int((ratio > REPLAY_CAP)[tokens.kept].sum()))
 
 
 def divergence(tokens: Tokens, base_logprobs: Tensor, normaliser: float) -> Tensor:

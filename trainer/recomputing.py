@@ -34,4 +34,4 @@ def recompute(batch: Batch, model: PolicyModel, version: int, micro_batch_tokens
                 values = sequences[member].logprobs.copy()
                 values[wanted[member]] = np.minimum(logprobs[found.owner == owner], 0)
                 sequences[member] = replace(sequences[member], logprobs=values)
-    return Batch(tuple(sequences), batch.advantages)
+    return replace(batch, sequences=tuple(sequences))

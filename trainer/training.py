@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ from trainer.policy_model import PolicyModel
 
 MISMATCH = 0.2
 """Mean |log μ − log π| above which trainer and vLLM do not compute the same model. In bfloat16 it is 0.04 to 0.07."""
+_MEANS = frozenset({"entropy", "kl", "mean_abs_logprob_diff", "clip_fraction", "ratio"})
+"""Over the new tokens: without any there are none."""
 Progress = Callable[[int, int], None]
 """Called with the number of micro-batches done, and of all."""
 
@@ -48,6 +51,7 @@ class Training:
             if len(found.ids):
                 self._plan.append((layout, found))
         self._seconds_forward = 0.0
+        self._new_tokens = batch.trained_tokens - batch.replayed_tokens
         self._dropped: dict[int, Tensor] = {}
         """By micro-batch, the sequences that were too far off at the run's first forward."""
 
@@ -56,7 +60,8 @@ class Training:
 
         ``kl`` is the mean of log μ − log π over the trained tokens, an estimate of KL(μ ‖ π) between what sampled
         them and what is trained; it has nothing to do with ``kl_weight`` and the base model. This mean, that of
-        its absolute value (``mean_abs_logprob_diff``) and that of the entropy take in dropped sequences, too.
+        its absolute value (``mean_abs_logprob_diff``) and that of the entropy take in dropped sequences, too. What is
+        trained again, and so was sampled by whatever version, enters none of them.
 
         ``ratio`` is the mean of π/μ. Raises ``UpdateFailed`` when the loss, a gradient or a weight is not a finite
         number, when the gradient explodes, when the policy has collapsed (``least_entropy``, ``least_length``), and
@@ -125,7 +130,9 @@ class Training:
                 f"logprobs and the trainer's differ by {mean:.3f} in the mean (at most {MISMATCH} is expected): do "
                 "both use the same weights, in the same precision?"
             )
-        length = self._batch.trained_tokens / len(self._batch.sequences)
+        if not self._new_tokens:
+            return {name: value for name, value in metrics.items() if name not in _MEANS}
+        length = self._new_tokens / int((~self._batch.replayed).sum())
         for name, found, least in (
             ("entropy", metrics["entropy"], self._settings.least_entropy),
             ("length", length, self._settings.least_length),
@@ -144,23 +151,28 @@ class Training:
                 base, _ = self._model.logprobs(layout, found, base=True)
         self._seconds_forward += time.perf_counter() - started
         tokens, dropped = self._tokens(number, layout, found, logprobs)
-        policy = self._policy_loss(tokens)
+        again = torch.as_tensor(self._batch.replayed[list(layout.members)][found.owner], device=logprobs.device)
+        new = replace(tokens, kept=tokens.kept & ~again)
+        policy = self._policy_loss(new)
         loss = policy.loss
+        if bool(again.any()):
+            past = replace(tokens, kept=tokens.kept & again)
+            loss = loss + losses.replay(past, self._batch.trained_tokens).loss
         if base is not None:
-            loss = loss + self._settings.kl_weight * losses.divergence(tokens, base, self._batch.trained_tokens)
+            loss = loss + self._settings.kl_weight * losses.divergence(new, base, self._batch.trained_tokens)
         if not bool(torch.isfinite(loss)):
             raise UpdateFailed(f"the loss is not a finite number ({loss.item()}); nothing was published")
         torch.autograd.backward(loss)
-        count = self._batch.trained_tokens
-        difference = (tokens.behaviour - tokens.logprobs.detach()).double()
+        count = max(self._new_tokens, 1)
+        difference = (tokens.behaviour - tokens.logprobs.detach()).double()[~again]
         sums["loss"] += loss.item()
-        sums["entropy"] += entropy.double().sum().item() / count
+        sums["entropy"] += entropy.double()[~again].sum().item() / count
         sums["kl"] += difference.sum().item() / count
         sums["mean_abs_logprob_diff"] += difference.abs().sum().item() / count
         sums["clip_fraction"] += policy.clipped / count
         sums["dropped_sequences"] += int(dropped.sum())
         sums["ratio"] += (-difference).exp().sum().item() / count
-        same = torch.as_tensor(self._of_parent(layout), device=difference.device)
+        same = torch.as_tensor(self._of_parent(layout), device=difference.device)[~again]
         sums["same_version_tokens"] += int(same.sum())
         sums["same_version_logprob_diff"] += difference[same].abs().sum().item()
 
@@ -209,6 +221,7 @@ def shape_metrics(batch: Batch, chunks: list[Layout]) -> dict[str, float]:
     lengths = [len(sequence) for sequence in batch.sequences]
     return {
         "trained_tokens": batch.trained_tokens,
+        "replayed_tokens": batch.replayed_tokens,
         "recomputed_tokens": sum(int(sequence.recomputed.sum()) for sequence in batch.sequences),
         "sequences": len(lengths),
         "mean_trained_length": batch.trained_tokens / len(lengths),

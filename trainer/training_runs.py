@@ -10,19 +10,21 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
 
-from storage import groups, runs, sessions
+from storage import groups, replays, runs, sessions
 from storage.database import Database
 from storage.states import GroupState, Outcome, RunState
 from storage.text import counted
-from storage.types import Group, Run, RunRequest, VersionNumber, version_name
+from storage.types import Group, GroupId, Owner, Run, RunRequest, VersionNumber, version_name
 from storage.update_settings import UpdateSettings
-from trainer import parents, scoring, weights
+from trainer import parents, replay, scoring, weights
 from trainer.errors import BatchInvalid, NoWeights, OtherBase, Untrainable, UpdateFailed
 from trainer.jobs import Job
 from trainer.material import Gathering, Material
@@ -80,7 +82,9 @@ class TrainingRuns:
         try:
             settings = UpdateSettings(**{**self._settings.train.model_dump(exclude={"agents"}), **request.settings})
             scored = groups.in_state(self._db, GroupState.SCORED, request.scenario)
-            base_model = weights.root(self._settings) if scored else ""
+            fresh = [group for group in scored if self._is_fresh(group, run)]
+            again = self._to_replay(fresh, request.scenario) if settings.replay else []
+            base_model = weights.root(self._settings) if fresh or again else ""
             weights.require_trainable(base_model)
             vocabulary = weights.vocabulary(base_model)
             fingerprint = weights.fingerprint(base_model)
@@ -88,7 +92,7 @@ class TrainingRuns:
             divide = settings.divide_by_deviation
             samplers = parents.Samplers(self._settings, fingerprint)
             gathering = Gathering(self._db, run.id, self._settings.train.agents, samplers, vocabulary, divide)
-            material = gathering.gather(group for group in scored if self._is_fresh(group, run))
+            material = gathering.gather(fresh, again)
         except ValidationError as error:
             problem = error.errors()[0]
             return self._end(run, RunState.FAILED, f"setting {'.'.join(map(str, problem['loc']))}: {problem['msg']}")
@@ -114,6 +118,25 @@ class TrainingRuns:
         self._train(run, job, material, choice.notes)
         self._clean(run)
         return runs.get(self._db, run.id)
+
+    def _to_replay(self, fresh: Sequence[Group], scenario: str | None) -> list[Group]:
+        """The groups to train again: ``fresh`` ones, and those without variance, do not reach what they hold."""
+        new: defaultdict[tuple[Owner, str], list[GroupId]] = defaultdict(list)
+        for group in fresh:
+            if group.split == "train":
+                new[group.owner, group.scenario].append(group.id)
+        for without_variance, owner, of_scenario in replays.without_variance(self._db, scenario):
+            new[owner, of_scenario].append(without_variance)
+        return [
+            groups.get(self._db, chosen)
+            for (owner, of_scenario), of_kind in new.items()
+            for chosen in replay.choose(
+                replays.of_scenario(self._db, owner, of_scenario),
+                of_kind,
+                lambda version: runs.steps_behind(self._db, version),
+                self._settings.max_staleness,
+            )
+        ]
 
     def obstacle(self) -> str | None:
         """Why no run could begin now, in words."""
@@ -141,6 +164,7 @@ class TrainingRuns:
             parent = VersionNumber(choice.parent.version)
             runs.reserve_version(self._db, run.id, parent, settings.model_dump(), time.time())
             groups.set_consumed(self._db, run.id, [group.id for group in material.groups])
+            replays.record(self._db, run.id, [group.id for group in material.replayed])
         return runs.get(self._db, run.id)
 
     def _train(self, run: Run, job: Job, material: Material, notes: tuple[str, ...]) -> None:
@@ -160,7 +184,7 @@ class TrainingRuns:
     def _succeed(self, run: Run, metrics: dict[str, Any]) -> None:
         now = time.time()
         taken = self._consumed(run)
-        if not taken:
+        if not taken and groups.consumed_by(self._db, run.id):
             shutil.rmtree(self._target(run), ignore_errors=True)
             self._fail(run, "its groups were trained or skipped without it: what it published was removed")
             return

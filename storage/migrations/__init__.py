@@ -18,6 +18,7 @@ from storage.migrations import (
     m010_blame,
     m011_judging,
     m012_sampled_by,
+    m013_replay,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ ALL: dict[str, Callable[[Database], None]] = {
     "010_blame": m010_blame.migrate,
     "011_judging": m011_judging.migrate,
     "012_sampled_by": m012_sampled_by.migrate,
+    "013_replay": m013_replay.migrate,
 }
 
 

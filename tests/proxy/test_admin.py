@@ -200,7 +200,9 @@ def test_groups_and_runs_are_shown(start_proxy: StartProxy) -> None:
     ]
     shown = proxy.admin(f"runs/{run}")
     assert (shown["state"], shown["version"]) == ("succeeded", 1)
-    assert shown["groups"] == [{"id": "g", "scenario": "c", "state": "scored", "reason": None, "spread": 1.0}]
+    assert shown["groups"] == [
+        {"id": "g", "scenario": "c", "state": "scored", "reason": None, "replayed": False, "spread": 1.0}
+    ]
     assert shown["skipped_sessions"] == [{"session_id": "a", "episode": 1, "reason": "no token had an effect"}]
     assert [item["id"] for item in proxy.admin("runs")["items"]] == [run]
     assert proxy.answer("runs/nothing").status_code == proxy.answer("groups/nothing").status_code == 404

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.capture import Exploration
+from proxy.settings import ProxySettings
 from scripts.agents import words
 from scripts.bench.learning import __main__ as bench
 from scripts.bench.learning import report
@@ -25,12 +27,13 @@ from scripts.bench.learning.figures import (
     progress_rank_correlation,
 )
 from scripts.bench.learning.kept import Kept, Part
-from scripts.bench.learning.ours import followed, set_variables
+from scripts.bench.learning.ours import REPLAY, followed, set_variables
 from scripts.bench.learning.peer import as_curve
 from scripts.bench.learning.playing import Played, named
 from scripts.bench.learning.rounds import Curve, Followed, Round
 from scripts.bench.learning.tasks import OTHER_WORDS
 from scripts.services import CannotStart
+from trainer.settings import TrainerSettings
 
 
 def curve(*means: float, entropies: tuple[float | None, ...] | None = None) -> Curve:
@@ -185,6 +188,7 @@ def test_no_two_parts_share_a_place() -> None:
         Part("ours", "word", 1, 5),
         Part("ours", "word", 1, 4, lag=2),
         Part("ours", "word", 1, 4, ranks=True),
+        Part("ours", "word", 1, 4, replay=True),
         Part("ours", "word", 1, 4, loss="cispo"),
     ]
     assert len({part.name for part in [one, *others]}) == len(others) + 1
@@ -201,6 +205,7 @@ def test_no_two_parts_share_a_place() -> None:
         (["--task", "word", "--quick", "--no-trl"], ["ours-word-seed101-4rounds"]),
         (["--task", "word", "--quick", "--no-ours"], ["trl-word-seed101-4rounds"]),
         (["--task", "word", "--quick", "--lag", "2"], ["ours-word-seed101-4rounds-lag2"]),
+        (["--task", "word", "--quick", "--replay"], ["ours-word-seed101-4rounds-replay"]),
         (["--quick", "--ranks"], ["ours-word-seed101-4rounds-ranks", "ours-game-seed101-4rounds-ranks"]),
     ],
 )
@@ -255,6 +260,10 @@ def test_the_products_defaults_are_measured(tmp_path: Path, monkeypatch: pytest.
             "SLIPSTREAM_TRAINER__GROUPS": "1000",
             "SLIPSTREAM_VLLM_ARGS": "--seed 7",
         }
+        set_variables(tmp_path, Part("ours", "word", 7, 4, replay=True))
+        assert {name: os.environ[name] for name in REPLAY} == REPLAY
+        assert ProxySettings().sampling.exploration == Exploration(1.5, 1.0, 50)
+        assert TrainerSettings().train.replay
 
 
 def test_a_settings_file_is_not_measured_as_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,18 @@ def test_a_batch_comes_back_as_it_was_saved(tmp_path_factory: pytest.TempPathFac
             assert getattr(a, name).dtype == getattr(b, name).dtype
 
 
+def test_what_is_trained_again_is_known_in_the_file_and_in_one_of_an_earlier_format_nothing_is(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    batch = Batch((sequence(), sequence()), np.array([1, -1], dtype=np.float32), np.array([True, False]))
+    assert (batch.trained_tokens, batch.replayed_tokens) == (2 * sequence().trained_tokens, sequence().trained_tokens)
+    batch.save(path)
+    assert Batch.load(path).replayed.tolist() == [True, False]
+    tensors = load_file(path)
+    del tensors["replayed"]
+    save_file(tensors, path)
+    assert Batch.load(path).replayed.tolist() == [False, False]
+
+
 def test_the_file_has_the_agreed_tensors(tmp_path: Path) -> None:
     Batch((sequence(), sequence(ids=[1, 2, 3])), np.array([1, -1], dtype=np.float32)).save(tmp_path / "b")
     tensors = load_file(tmp_path / "b")
@@ -76,6 +88,7 @@ def test_the_file_has_the_agreed_tensors(tmp_path: Path) -> None:
         "version": ("int32", (6,)),
         "recomputed": ("bool", (6,)),
         "advantages": ("float32", (2,)),
+        "replayed": ("bool", (2,)),
     }
 
 
@@ -111,6 +124,7 @@ def test_a_bad_sequence_is_refused_with_the_reason(changed: dict[str, Any], text
     ("arguments", "text"),
     [
         (((sequence(),), [1.0, 2.0]), "advantages has 2 entries for 1 sequences"),
+        (((sequence(),), [1.0], [True, False]), "replayed has 2 entries for 1 sequences"),
         (((sequence(),), [float("nan")]), "advantages must be finite"),
         (((sequence(trained=[False] * 3),), [1.0]), "no trained token"),
         (((), []), "no trained token"),

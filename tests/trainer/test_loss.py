@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.loss import Loss, Tokens, cispo, divergence, grpo, too_far, truncation
+from trainer.loss import Loss, Tokens, cispo, divergence, grpo, replay, too_far, truncation
 
 
 def tokens(
@@ -29,7 +29,7 @@ def gradient(found: Tensor, of: Tokens) -> list[float]:
     return [float(value) for value in of.logprobs.grad]
 
 
-@pytest.mark.parametrize("loss", [grpo, cispo])
+@pytest.mark.parametrize("loss", [grpo, cispo, replay])
 def test_on_policy_every_loss_is_the_policy_gradient(loss: Callable[[Tokens, float], Loss]) -> None:
     given_tokens = tokens([-1.0, -2.0], [-1.0, -2.0], [0.5, -0.5])
     assert gradient(loss(given_tokens, 4.0).loss, given_tokens) == pytest.approx([-0.125, 0.125])
@@ -62,6 +62,25 @@ def test_cispo_caps_the_weight_and_keeps_the_gradient() -> None:
     assert gradient(loss.loss, found) == pytest.approx([-3.0, -5.0])
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "slope", "clipped"),
+    [
+        (0.001, 1.0, -1.0, 0),  # what was good is never too far off to be learned
+        (1.5, 1.0, -1.5, 0),
+        (8.0, 1.0, -2.0, 1),
+        (0.001, -1.0, 0.001, 0),
+        (8.0, -1.0, 2.0, 1),
+    ],
+)
+def test_what_is_trained_again_has_a_truncated_weight(
+    ratio: float, advantage: float, slope: float, clipped: int
+) -> None:
+    found = tokens([-1.0], [-1.0 - math.log(ratio)], [advantage])
+    loss = replay(found, 1.0)
+    assert loss.clipped == clipped
+    assert gradient(loss.loss, found) == pytest.approx([slope], rel=1e-5)
+
+
 Row = tuple[float, float, float, bool]
 numbers = st.lists(
     st.tuples(st.floats(-5, 0), st.floats(-5, 0), st.floats(-2, 2), st.booleans()), min_size=2, max_size=10
@@ -76,7 +95,7 @@ def of(rows: list[Row]) -> Tokens:
 @given(numbers, st.integers(1, 9))
 def test_losses_of_micro_batches_add_up(rows: list[Row], cut: int) -> None:
     cut = min(cut, len(rows) - 1)
-    for loss in (grpo, cispo):
+    for loss in (grpo, cispo, replay):
         whole = loss(of(rows), 7.0)
         parts = [loss(of(rows[:cut]), 7.0), loss(of(rows[cut:]), 7.0)]
         assert whole.loss.item() == pytest.approx(sum(part.loss.item() for part in parts))

@@ -115,12 +115,17 @@ def naive_logprobs(model: PolicyModel, sequence: Sequence) -> Tensor:
 def naive_loss(model: PolicyModel, batch: Batch, settings: UpdateSettings) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     count = sum(int(sequence.trained.sum()) for sequence in batch.sequences)
-    for sequence, advantage in zip(batch.sequences, batch.advantages.tolist(), strict=True):
+    of_each = zip(batch.sequences, batch.advantages.tolist(), batch.replayed.tolist(), strict=True)
+    for sequence, advantage, replayed in of_each:
         logprobs = naive_logprobs(model, sequence)
         recorded = torch.tensor(sequence.logprobs[sequence.trained].astype(np.float64))
         if advantage < 0 and float((recorded - logprobs.detach()).mean()) > 0.5:
             continue
         ratio = (logprobs - recorded).exp()
+        if replayed:
+            weight = ratio.detach().clamp(max=2.0)
+            total = total - ((weight.clamp(min=1.0) if advantage > 0 else weight) * advantage * logprobs).sum()
+            continue
         if settings.loss == "cispo":
             objective = ratio.detach().clamp(max=5.0) * advantage * logprobs
         else:
@@ -163,13 +168,16 @@ def batch_of(model: PolicyModel) -> Batch:
 @pytest.mark.parametrize("micro_batch_tokens", [12, 4096])
 @pytest.mark.parametrize("kl_weight", [0.0, 0.1])
 @pytest.mark.parametrize("loss", ["grpo", "cispo"])
+@pytest.mark.parametrize("replayed", [False, True])
 def test_loss_and_gradient_are_those_of_the_formula(
-    model: PolicyModel, loss: Any, kl_weight: float, micro_batch_tokens: int
+    model: PolicyModel, loss: Any, kl_weight: float, micro_batch_tokens: int, replayed: bool
 ) -> None:
     settings = UpdateSettings(
         loss=loss, kl_weight=kl_weight, micro_batch_tokens=micro_batch_tokens, max_grad_norm=1e9, most_grad_norm=1e9
     )
     batch = batch_of(model)
+    if replayed:  # of all kinds some, in one family with those that are new
+        batch = replace(batch, replayed=np.arange(12) % 5 < 2)
     expected = naive_loss(model, batch, settings)
     torch.autograd.backward(expected)
     wanted = {name: weight.grad.clone() for name, weight in model.adapter.items() if weight.grad is not None}

@@ -94,6 +94,25 @@ def test_what_other_versions_sampled_may_differ() -> None:
     assert metrics["ratio"] == pytest.approx((math.exp(-1.0) + math.exp(-0.1)) / 2)
 
 
+def test_what_is_trained_again_is_neither_measured_nor_held_against_the_engine() -> None:
+    model: Any = Table([0.0, -1.1, -4.0])
+    again = np.array([False, True])
+    rows = Batch((sequence([0, 1]), sequence([0, 2])), np.array([1, 1], dtype=np.float32), again)
+    metrics = run(model, rows, parent=0, least_length=1.0)
+    assert model.adapter["logprobs"].grad.tolist() == pytest.approx([0, -math.exp(-0.1) / 2, -0.5])
+    assert (metrics["trained_tokens"], metrics["replayed_tokens"], metrics["same_version_tokens"]) == (2, 1, 1)
+    found = {name: metrics[name] for name in ("kl", "mean_abs_logprob_diff", "ratio", "entropy")}
+    assert found == pytest.approx({"kl": 0.1, "mean_abs_logprob_diff": 0.1, "ratio": math.exp(-0.1), "entropy": 0.5})
+
+
+def test_where_nothing_is_new_there_is_nothing_to_measure() -> None:
+    model: Any = Table([0.0, -4.0])
+    rows = Batch((sequence([0, 1]),), np.array([1], dtype=np.float32), np.array([True]))
+    metrics = run(model, rows, parent=0, least_entropy=1.0, least_length=9.0)
+    assert metrics["loss"] == pytest.approx(4.0)
+    assert metrics.keys().isdisjoint({"kl", "entropy", "ratio", "mean_abs_logprob_diff", "clip_fraction"})
+
+
 def test_the_guard_is_measured_once_at_the_first_forward() -> None:
     """The first step makes the bad answer so unlikely that a second look would drop it."""
     model: Any = Table([0.0, -1.4])

@@ -303,8 +303,8 @@ def test_a_group_that_became_stale_is_skipped(workshop: Workshop) -> None:
     reason = "stale: sampled 2 versions before the newest"
     assert {workshop.outcome(member.session) for member in stale.members} == {("skipped", reason, run.id)}
     assert groups.rows_of_run(workshop.db, run.id) == [
-        {"id": stale.id, "scenario": "task", "state": "skipped", "reason": reason, "spread": 1.0},
-        {"id": fresh.id, "scenario": "task", "state": "trained", "reason": None, "spread": 1.0},
+        {"id": stale.id, "scenario": "task", "state": "skipped", "reason": reason, "replayed": False, "spread": 1.0},
+        {"id": fresh.id, "scenario": "task", "state": "trained", "reason": None, "replayed": False, "spread": 1.0},
     ]
     skipped = sessions.skipped_by_run(workshop.db, run.id)
     assert [(row["episode"], row["reason"]) for row in skipped] == [(1, reason)] * 2

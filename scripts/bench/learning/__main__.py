@@ -58,6 +58,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ours", action=argparse.BooleanOptionalAction, default=True, help="Slipstream")
     parser.add_argument("--lag", type=int, default=0, choices=range(5), help="versions between answer and update")
     parser.add_argument("--ranks", action="store_true", help="a judge that only ranks scores, over two versions")
+    parser.add_argument("--replay", action="store_true", help="replay, and sampling that explores")
     parser.add_argument("--loss", choices=["grpo", "cispo"], help="default: the product's")
     parser.add_argument("--fresh", action="store_true", help="forget the parts that were kept")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
@@ -78,14 +79,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def parts(options: argparse.Namespace) -> list[Part]:
-    """What is to be run, one after the other; where updates lag or a judge ranks, TRL has no such part."""
+    """What is to be run, one after the other; TRL has no part in updates that lag, ranks and replay."""
     found = []
     for task in options.task:
         rounds = options.rollouts // (ATTEMPTS * len(TASKS[task].scenarios))
         for seed in options.seeds:
             if options.ours:
-                found.append(Part("ours", task, seed, rounds, options.lag, options.ranks, options.loss))
-            if options.trl and TASKS[task].worths and not (options.lag or options.ranks):
+                found.append(Part("ours", task, seed, rounds, options.lag, options.ranks, options.replay, options.loss))
+            if options.trl and TASKS[task].worths and not (options.lag or options.ranks or options.replay):
                 found.append(Part("trl", task, seed, rounds))
     return found
 

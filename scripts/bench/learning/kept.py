@@ -23,6 +23,8 @@ class Part:
     """Versions between the one that answers and the newest."""
     ranks: bool = False
     """Whether a judge ranks; else the agent gives its true reward."""
+    replay: bool = False
+    """Whether what was best is trained again, under exploration."""
     loss: str | None = None
     """None: the product's default."""
 
@@ -30,6 +32,7 @@ class Part:
     def name(self) -> str:
         more = [f"lag{self.lag}"] if self.lag else []
         more += ["ranks"] if self.ranks else []
+        more += ["replay"] if self.replay else []
         more += [self.loss] if self.loss else []
         return "-".join([self.contender, self.task, f"seed{self.seed}", f"{self.rounds}rounds", *more])
 

@@ -25,6 +25,13 @@ _SCORING_SECONDS = 120.0
 """The judge is waited for as long, when the last round was played."""
 _PLACES = frozenset({"SLIPSTREAM_HOST", "SLIPSTREAM_PORT", "SLIPSTREAM_VLLM_PYTHON"})
 """The settings of this process's surroundings that say where something is, not how it learns."""
+REPLAY = {
+    "SLIPSTREAM_TRAIN__REPLAY": "true",
+    "SLIPSTREAM_SAMPLING__MODE": "explore",
+    "SLIPSTREAM_SAMPLING__TEMPERATURE": "1.5",
+    "SLIPSTREAM_SAMPLING__TOP_K": "50",
+}
+"""What gets past the second-best word (tried on seed 7)."""
 
 
 def learn(part: Part, say: Say) -> Curve:
@@ -62,6 +69,8 @@ def set_variables(folder: Path, part: Part) -> None:
         "SLIPSTREAM_TRAINER__GROUPS": "1000",
         "SLIPSTREAM_VLLM_ARGS": f"--seed {part.seed}",
     }
+    if part.replay:
+        os.environ |= REPLAY
 
 
 def followed(scenarios: Sequence[dict[str, Any]], played: Sequence[Played]) -> tuple[Followed, ...]:
