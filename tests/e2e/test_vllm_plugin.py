@@ -61,8 +61,9 @@ A batch changes the order of bf16 sums, and logits of 16 to 32 come in steps of 
 the base model alone, |Δ logprob| is 0.014 on average and 0.09 at most, and tokens 0.25 apart may change places.
 What follows another token is another text, and is not compared.
 """
-NOISE = 0.04
-"""Mean |Δ logprob| over the answers of one model that bf16 may explain."""
+NOISE = 0.1
+"""Mean |Δ logprob| over the answers of one model that bf16 may explain: measured in such batches are 0.038 to 0.045,
+and 0.28 and more between two of the models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ async def test_base_and_adapters_in_one_batch_answer_as_they_do_alone(vllm: Serv
     # The measure must see one model answering for another; else all that follows would show nothing.
     for one, other in itertools.permutations(names, 2):
         errors, gap, _ = _verdict([(alone[one, question], alone[other, question]) for question in QUESTIONS])
-        assert errors >= 2 or gap > 5 * NOISE, (one, other)
+        assert errors >= 2 or gap > 2 * NOISE, (one, other)
 
     keys = [(*key, stream) for key in alone for stream in (False, True)]
     async with _crowd(vllm, names[1:]):

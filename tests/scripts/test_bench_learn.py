@@ -204,7 +204,10 @@ def test_no_two_parts_share_a_place() -> None:
         (["--task", "game", "--seeds", "5", "--rollouts", "480"], ["ours-game-seed5-10rounds"]),
         (["--task", "word", "--quick", "--no-trl"], ["ours-word-seed101-4rounds"]),
         (["--task", "word", "--quick", "--no-ours"], ["trl-word-seed101-4rounds"]),
-        (["--task", "word", "--quick", "--lag", "2"], ["ours-word-seed101-4rounds-lag2"]),
+        (
+            ["--task", "word", "--quick", "--lag", "0", "2"],
+            ["ours-word-seed101-4rounds", "ours-word-seed101-4rounds-lag2"],
+        ),
         (["--task", "word", "--quick", "--replay"], ["ours-word-seed101-4rounds-replay"]),
         (["--quick", "--ranks"], ["ours-word-seed101-4rounds-ranks", "ours-game-seed101-4rounds-ranks"]),
     ],
@@ -233,9 +236,11 @@ def test_the_figures_stand_under_their_task_and_are_drawn(tmp_path: Path) -> Non
         Part("ours", "word", 1, 4): curve(0.1, 0.2, 0.3, 0.4),
         Part("trl", "word", 1, 4): curve(0.1, 0.2, 0.3, 0.3),
         Part("ours", "game", 1, 4): curve(0.5, 0.6, 0.7, 0.8),
+        Part("ours", "word", 1, 4, lag=2): curve(0.1, 0.1, 0.2, 0.2),
     }
     found = bench.by_task(curves)
-    assert list(found) == ["word", "game"]
+    assert list(found) == ["word", "game", "word-lag2"]
+    assert [found[name]["ours_last_quarter"] for name in found] == pytest.approx([0.4, 0.8, 0.2])
     assert found["word"]["trl_last_quarter"] == pytest.approx(0.3)
     assert found["game"]["trl_last_quarter"] is None
     assert found["game"]["progress_rank_correlation"] is None

@@ -56,7 +56,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one seed and few rollouts: whether it runs")
     parser.add_argument("--trl", action=argparse.BooleanOptionalAction, default=True, help="TRL on the word tasks")
     parser.add_argument("--ours", action=argparse.BooleanOptionalAction, default=True, help="Slipstream")
-    parser.add_argument("--lag", type=int, default=0, choices=range(5), help="versions between answer and update")
+    parser.add_argument(
+        "--lag", type=int, nargs="+", default=[0], choices=range(5), help="versions that answer is behind"
+    )
     parser.add_argument("--ranks", action="store_true", help="a judge that only ranks scores, over two versions")
     parser.add_argument("--replay", action="store_true", help="replay, and sampling that explores")
     parser.add_argument("--loss", choices=["grpo", "cispo"], help="default: the product's")
@@ -84,24 +86,20 @@ def parts(options: argparse.Namespace) -> list[Part]:
     for task in options.task:
         rounds = options.rollouts // (ATTEMPTS * len(TASKS[task].scenarios))
         for seed in options.seeds:
-            if options.ours:
-                found.append(Part("ours", task, seed, rounds, options.lag, options.ranks, options.replay, options.loss))
-            if options.trl and TASKS[task].worths and not (options.lag or options.ranks or options.replay):
+            for lag in options.lag if options.ours else ():
+                found.append(Part("ours", task, seed, rounds, lag, options.ranks, options.replay, options.loss))
+            if options.trl and TASKS[task].worths and not (any(options.lag) or options.ranks or options.replay):
                 found.append(Part("trl", task, seed, rounds))
     return found
 
 
 def by_task(curves: dict[Part, Curve]) -> dict[str, dict[str, Any]]:
-    """The figures of each task that was run."""
-    return {
-        task: figures.of_task(
-            *(
-                {part.seed: curve for part, curve in curves.items() if (part.contender, part.task) == (who, task)}
-                for who in ("ours", "trl")
-            )
-        )
-        for task in dict.fromkeys(part.task for part in curves)
-    }
+    """The figures of each task that was run, and of each lag by itself (``word-lag2``)."""
+    found: dict[str, dict[str, dict[int, Curve]]] = {}
+    for part, curve in curves.items():
+        name = f"{part.task}-lag{part.lag}" if part.lag else part.task
+        found.setdefault(name, {"ours": {}, "trl": {}})[part.contender][part.seed] = curve
+    return {name: figures.of_task(of_each["ours"], of_each["trl"]) for name, of_each in found.items()}
 
 
 def _run(part: Part, console: Console) -> Curve:
