@@ -109,14 +109,16 @@ class Tracking:
 def figures(run: Run, taken: list[dict[str, Any]]) -> dict[str, float]:
     """The numbers of a run and of its groups (rows as `groups.rows_of_run` gives them)."""
     spreads: dict[str, list[float]] = defaultdict(list)
-    for row in taken:
+    new = [row for row in taken if not row["replayed"]]
+    for row in new:
         if row["spread"] is not None:
             spreads[row["scenario"]].append(row["spread"])
-    states = [row["state"] for row in taken]
+    states = [row["state"] for row in new]
     return {
         **{name: value for name, value in run.metrics.items() if isinstance(value, int | float)},
         "succeeded": float(run.state is RunState.SUCCEEDED),
         "groups/trained": states.count(GroupState.TRAINED),
         "groups/skipped": states.count(GroupState.SKIPPED),
+        "groups/replayed": len(taken) - len(new),
         **{f"spread/{scenario}": fmean(values) for scenario, values in spreads.items()},
     }

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from storage import runs
+from storage import groups, runs
 from storage.states import RunState
 from tests.trainer.test_training_runs import scored
 from tests.trainer.workshop import METRICS, Workshop
 from trainer.settings import TrackingSettings
+from trainer.tracking import figures
 
 EXPECTED: dict[int, dict[str, Any]] = {
     1: {
@@ -24,6 +25,7 @@ EXPECTED: dict[int, dict[str, Any]] = {
         "succeeded": 1.0,
         "groups/trained": 3,
         "groups/skipped": 0,
+        "groups/replayed": 0,
         "spread/task": 0.75,
         "spread/other": 0.25,
     },
@@ -31,10 +33,21 @@ EXPECTED: dict[int, dict[str, Any]] = {
         "succeeded": 0.0,
         "groups/trained": 0,
         "groups/skipped": 0,
+        "groups/replayed": 0,
         "spread/task": 1.0,
         "reason": "the loss is not a number",
     },
 }
+
+
+def test_what_is_trained_again_is_counted_by_itself(workshop: Workshop) -> None:
+    scored(workshop, [0.0, 1.0])
+    workshop.training().carry_out(workshop.ask())
+    scored(workshop, [0.0, 0.5])
+    run = workshop.training().carry_out(workshop.ask(replay=True))
+    found = figures(run, groups.rows_of_run(workshop.db, run.id))
+    expected = {"groups/trained": 1, "groups/skipped": 0, "groups/replayed": 1, "spread/task": 0.5}
+    assert {name: found[name] for name in expected} == expected
 
 
 def train_twice(workshop: Workshop, **tracking: Any) -> None:
