@@ -267,7 +267,7 @@ def test_the_products_defaults_are_measured(tmp_path: Path, monkeypatch: pytest.
         }
         set_variables(tmp_path, Part("ours", "word", 7, 4, replay=True))
         assert {name: os.environ[name] for name in REPLAY} == REPLAY
-        assert ProxySettings().sampling.exploration == Exploration(1.5, 1.0, 50)
+        assert ProxySettings().sampling.exploration == Exploration(2.0, 1.0, 50)
         assert TrainerSettings().train.replay
 
 

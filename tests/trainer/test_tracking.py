@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,11 +72,13 @@ def train_twice(workshop: Workshop, **tracking: Any) -> None:
 def log_records(data: bytes) -> Iterator[bytes]:
     """The records of a file in LevelDB's log format, which begins with 7 bytes of W&B's own."""
     at, whole = 7, b""
-    while at < len(data):
+    while at + 7 <= len(data):
         if (rest := 32768 - at % 32768) < 7:  # the end of a block is too small for a header: checksum, length, kind
             at += rest
             continue
         length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        if at + 7 + length > len(data):  # still being written
+            return
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # a whole record, the last part of one
@@ -100,14 +103,13 @@ def test_runs_are_in_tensorboard(workshop: Workshop, tmp_path: Path) -> None:
     assert points == EXPECTED
 
 
-def test_runs_are_in_weights_and_biases(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def recorded_in(folder: Path) -> tuple[dict[int, dict[str, Any]], set[tuple[str, str, str]]]:
+    """What offline runs hold: points by step; project, name and id of each run."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    train_twice(workshop, wandb="agents")
     points: dict[int, dict[str, Any]] = {}
     names = set()
-    for file in (workshop.folder / "wandb").glob("offline-run-*/*.wandb"):
+    for file in folder.glob("offline-run-*/*.wandb"):
         for data in log_records(file.read_bytes()):
             record = Record.FromString(data)
             if record.HasField("run"):
@@ -116,6 +118,17 @@ def test_runs_are_in_weights_and_biases(workshop: Workshop, monkeypatch: pytest.
                 said = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
                 point = {name: json.loads(value) for name, value in said.items() if not name.startswith("_")}
                 points[record.history.step.num] = point
+    return points, names
+
+
+def test_runs_are_in_weights_and_biases(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    train_twice(workshop, wandb="agents")
+    # Its own process writes the files, and may end a moment after it said so.
+    deadline = time.monotonic() + 60
+    while (found := recorded_in(workshop.folder / "wandb"))[0] != EXPECTED and time.monotonic() < deadline:
+        time.sleep(0.1)
+    points, names = found
     assert points == EXPECTED
     assert names == {("agents", "policy", runs.first(workshop.db))}, "a restart goes on with the same run"
 
