@@ -7,7 +7,7 @@ from typing import Literal
 from storage.database import Database
 
 
-def of(db: Database, what: Literal["session", "skipped", "group", "change"]) -> dict[str, int]:
-    """Sessions by what they count as, skipped sessions by their reason, groups by their state; changes by of what."""
+def of(db: Database, what: Literal["session", "skipped", "group"]) -> dict[str, int]:
+    """Sessions by what they count as, skipped sessions by their reason, groups by their state."""
     rows = db.all("SELECT name, n FROM counts WHERE what = ? AND n > 0", (what,))
     return {row["name"]: row["n"] for row in rows}

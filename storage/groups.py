@@ -80,12 +80,6 @@ def in_state(db: Database, state: GroupState, scenario: str | None = None) -> li
     return [_group(db, row) for row in rows]
 
 
-def oldest(db: Database, state: GroupState) -> float | None:
-    """When the oldest of the groups in a state was formed; None: there is none."""
-    row = db.first("SELECT min(created_at) FROM groups WHERE state = ?", (state,))
-    return None if row is None else row[0]
-
-
 def get(db: Database, group: GroupId) -> Group:
     row = db.first("SELECT * FROM groups WHERE id = ?", (group,))
     if row is None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
-
-import orjson
 
 from storage import counts, rewards, runs
 from storage.database import Database, Row
@@ -178,36 +175,13 @@ def opened(db: Database) -> list[Session]:
     return [_session(row) for row in rows]
 
 
-def waiting(db: Database, since: int = -1) -> list[Session]:
-    """Closed sessions that nothing has been done with yet, oldest first; ``since``: those that changed after that.
-
-    A session changes when it begins to wait, and when it gets a reward while it waits (`last_change`).
-    """
+def waiting(db: Database) -> list[Session]:
+    """Closed sessions that nothing has been done with yet, oldest first."""
     rows = db.all(
-        "SELECT sessions.* FROM waiting_sessions JOIN sessions ON key = waiting_sessions.session WHERE change > ?"
-        " ORDER BY closed_at, key",
-        (since,),
+        "SELECT sessions.* FROM waiting_sessions JOIN sessions ON key = waiting_sessions.session"
+        " ORDER BY closed_at, key"
     )
     return [_session(row) for row in rows]
-
-
-def last_change(db: Database) -> int:
-    """The number of the last change of a session that waited; it is never given again."""
-    return counts.of(db, "change").get("waiting", 0)
-
-
-def still_waiting(db: Database, keys: Collection[SessionKey]) -> list[Session]:
-    """Those of the sessions that wait, oldest first."""
-    rows = db.all(
-        "SELECT sessions.* FROM json_each(?) AS named CROSS JOIN waiting_sessions ON session = named.value"
-        " JOIN sessions ON sessions.key = session ORDER BY closed_at, session",
-        (orjson.dumps(list(keys)).decode(),),
-    )
-    return [_session(row) for row in rows]
-
-
-def count_waiting(db: Database) -> int:
-    return states(db).get(SessionState.CLOSED, 0)
 
 
 def set_outcome(
@@ -221,19 +195,17 @@ def has_outcome(db: Database, key: SessionKey) -> bool:
     return db.first("SELECT 1 FROM outcomes WHERE session = ?", (key,)) is not None
 
 
-def sampled_by(db: Database, key: SessionKey) -> frozenset[VersionNumber]:
-    """The versions of a session: its own, and that of every call that can be trained: a client may name another one."""
+def steps_behind(db: Database, key: SessionKey) -> int:
+    """How many updates lie between the oldest version that sampled in the session and the newest one.
+
+    Its own version counts, and that of every call that can be trained: a client may name another one.
+    """
     found = db.all(
         "SELECT version FROM sessions WHERE key = ?1"
         " UNION SELECT version FROM calls WHERE session = ?1 AND not_trainable IS NULL",
         (key,),
     )
-    return frozenset(VersionNumber(row["version"]) for row in found)
-
-
-def steps_behind(db: Database, key: SessionKey) -> int:
-    """How many updates lie between the oldest version that sampled in the session and the newest one."""
-    return max(runs.steps_behind(db, version) for version in sampled_by(db, key))
+    return max(runs.steps_behind(db, VersionNumber(row["version"])) for row in found)
 
 
 def rows(db: Database, where: dict[str, Any], limit: int, cursor: int | None) -> list[dict[str, Any]]:

@@ -10,12 +10,13 @@ from storage import coordination, groups, replays, runs, sessions
 from storage.database import Database
 from storage.states import GroupState
 from storage.text import counted
-from storage.types import Group, RunId, RunRequest, new_id
+from storage.types import Group, GroupId, RunId, RunRequest, SessionKey, new_id
 from trainer import scoring
+from trainer.groups import Candidate, Rules
 from trainer.judge import Judge
 from trainer.judging import Judging
-from trainer.pool import Pool
 from trainer.settings import TrainerSettings
+from trainer.sieve import Sieve
 from trainer.training_runs import TrainingRuns
 
 
@@ -26,7 +27,8 @@ class Cycle:
         self._judging = Judging(db, settings, judge)
         self._has_judge = judge is not None
         self._training = training
-        self._pool = Pool(db, settings)
+        self._sieve = Sieve(db, settings)
+        self._rules = Rules(settings.group, settings.max_staleness)
         self.rewards_due: float | None = None
         """When the first of the groups that wait for their clients' rewards has waited long enough."""
         self._stopped = threading.Event()
@@ -49,7 +51,7 @@ class Cycle:
             return
         coordination.say(self._db, "forming groups")
         asked = {request.scenario for request in requests}
-        self._pool.form(time.time(), asked=asked)
+        self.form(asked=asked)
         problem = self.score(asked=asked)
         if not requests and self.enough():
             if obstacle := self._training.obstacle():
@@ -64,18 +66,37 @@ class Cycle:
         problem = "; ".join(filter(None, (problem, *self._training.notes))) or None
         coordination.say(self._db, "waiting", self.waits_for(), problem)
 
-    def is_due(self, db: Database) -> bool:
-        """Whether there is work that need not wait for the next turn; ``db`` as for `Pool.is_due`."""
-        return bool(runs.requests(db)) or (not coordination.is_paused(db) and self._pool.is_due(db))
+    def is_due(self) -> bool:
+        """Whether there is work that need not wait for the next turn."""
+        if runs.requests(self._db):
+            return True
+        if coordination.is_paused(self._db):
+            return False
+        waiting = [Candidate(session, 0) for session in sessions.waiting(self._db)]
+        return bool(self._rules.choose(waiting, time.time()))
 
     def enough(self) -> bool:
         """Whether the scored groups start a run by themselves."""
-        scored = groups.states(self._db).get(GroupState.SCORED, 0)
-        oldest = groups.oldest(self._db, GroupState.SCORED)
-        overdue = oldest is not None and time.time() - oldest > self._settings.group.max_wait
+        scored = groups.in_state(self._db, GroupState.SCORED)
+        overdue = any(time.time() - group.created_at > self._settings.group.max_wait for group in scored)
         # Where all are alike, what is better than they may stand on record.
         alike = len(replays.without_variance(self._db)) if self._settings.train.replay else 0
-        return scored + alike >= self._settings.trainer.groups or overdue
+        return len(scored) + alike >= self._settings.trainer.groups or overdue
+
+    def form(self, *, asked: Collection[str | None] = ()) -> None:
+        """Form groups; ``asked`` as for `Rules.choose`."""
+        waiting = sessions.waiting(self._db)
+        usable = [found for session in waiting if (found := self._sieve.candidate(session)) is not None]
+        now = time.time()
+        grouped: set[SessionKey] = set()
+        for members in self._rules.choose(usable, now, asked=asked):
+            # A session that a call has just opened again is left for the next turn, with its neighbours.
+            groups.claim(self._db, GroupId(new_id()), members, now)
+            grouped.update(member.key for member in members)
+        self._sieve.forget(grouped)
+        for one in usable:
+            if one.session.key not in grouped and self._rules.is_lonely(one.session, now):
+                self._sieve.end_lonely(one.session)
 
     def score(self, *, asked: Collection[str | None] = ()) -> str | None:
         """Score the groups that are ready. Returns what keeps the judge from it, in words.
@@ -104,9 +125,9 @@ class Cycle:
 
     def waits_for(self) -> str:
         """What the next run waits for, in words."""
-        states = groups.states(self._db)
-        scored, ready = (states.get(state, 0) for state in (GroupState.SCORED, GroupState.READY))
-        waiting = sessions.count_waiting(self._db)
+        scored = len(groups.in_state(self._db, GroupState.SCORED))
+        ready = len(groups.in_state(self._db, GroupState.READY))
+        waiting = len(sessions.waiting(self._db))
         judge = "the judge" if self._has_judge else "rewards of their clients, for there is no judge"
         return (
             f"{counted(self._settings.trainer.groups, 'scored group')}: there are {scored}, "

@@ -13,15 +13,6 @@ MOST_SECONDS_APART = 24 * 3600.0
 """Between the ends of two members: what an agent's world is like changes."""
 
 
-Kind = tuple[str, str, str]
-"""Owner, scenario and split: what the members of a group have in common."""
-
-
-def kind(session: Session) -> Kind:
-    assert session.scenario is not None, "a session that waits has a scenario"
-    return session.owner, session.scenario, session.split
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A closed session that can teach something."""
@@ -29,8 +20,6 @@ class Candidate:
     session: Session
     behind: int
     """How many updates lie between what sampled it and the newest version."""
-    lacks_reward: bool = False
-    """It can be grouped as soon as somebody gives it one."""
 
     @property
     def closed_at(self) -> float:
@@ -55,28 +44,18 @@ class Rules:
         ``settings.max_wait``, or when a run of its scenario was ``asked`` for (None in it: a run of all scenarios).
         What fits into no group holds up no other.
         """
-        queues: defaultdict[Kind, list[Candidate]] = defaultdict(list)
+        queues: defaultdict[tuple[str, str | None, str], list[Candidate]] = defaultdict(list)
         for one in waiting:
-            queues[kind(one.session)].append(one)
+            queues[one.session.owner, one.session.scenario, one.session.split].append(one)
         rounds = [
             self._of_one_kind(queue, now, asked=None in asked or scenario in asked)
             for (_, scenario, _), queue in queues.items()
         ]
         return [[one.session for one in group] for turn in _round_robin(rounds) for group in turn]
 
-    @property
-    def least(self) -> int:
-        """Fewer sessions never make a group."""
-        return min(self.settings.size, self.settings.min_size)
-
-    @property
-    def patience(self) -> float:
-        """Seconds in which somebody may join a session that is in no group yet."""
-        return max(MOST_SECONDS_APART, self.settings.max_wait)
-
     def is_lonely(self, session: Session, now: float) -> bool:
         """Whether too much time has passed for anyone to join a session that is in no group yet."""
-        return now - (session.closed_at or now) > self.patience
+        return now - (session.closed_at or now) > max(MOST_SECONDS_APART, self.settings.max_wait)
 
     def _of_one_kind(self, queue: list[Candidate], now: float, *, asked: bool) -> list[list[Candidate]]:
         groups = []

@@ -54,6 +54,7 @@ class Trainer:
         self._judge = _judge(settings)
         judging.describe(self._db, self._judge.name if self._judge else None, settings.judge.tokens_per_day)
         self._cycle = Cycle(self._db, settings, self._judge, training)
+        self._watcher = Cycle(self._watch_db, settings, None, training)
         self._turning = threading.Lock()
         self._rests_until = 0.0
         """After a failure: work that is due waits for the next turn."""
@@ -94,7 +95,7 @@ class Trainer:
     def _watch(self) -> None:
         with _busy_is_no_fault("watch"):
             rested = time.monotonic() >= self._rests_until
-            if rested and not self._turning.locked() and self._cycle.is_due(self._watch_db):
+            if rested and not self._turning.locked() and self._watcher.is_due():
                 self._turn_at(time.time())
 
     def _turn(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from storage.types import Call, Session, SessionKey
 from trainer import sequences
 from trainer.drift import Drifts
 from trainer.errors import BatchInvalid
-from trainer.groups import Candidate, Rules
+from trainer.groups import MOST_SECONDS_APART, Candidate
 from trainer.settings import TrainerSettings
 
 _TOO_MANY_REQUESTS = 429
@@ -39,37 +40,38 @@ class Sieve:
         self._drifts = Drifts(db, settings)
         self._looks: dict[SessionKey, _Look] = {}
 
-    def candidate(self, session: Session, behind: int, now: float) -> Candidate | None:
-        """The session as one that can be grouped; None where it never can be: it has ended. ``behind``: as there."""
+    def candidate(self, session: Session) -> Candidate | None:
+        """The session as one that can be grouped; None where it cannot be: not yet, or never, and then it has ended."""
+        behind = sessions.steps_behind(self._db, session.key)
         if behind > self._settings.max_staleness:
-            self._end(session, f"stale: sampled {counted(behind, 'version')} before the newest", now)
+            self._end(session, f"stale: sampled {counted(behind, 'version')} before the newest")
             return None
         look = self._looks.get(session.key)
         if look is None or look.closed_at != session.closed_at:
             look = self._looks[session.key] = self._look(session)
         if look.nothing:
-            self._end(session, look.nothing, now)
+            self._end(session, look.nothing)
             return None
         # What the world broke off says nothing of the agent, unless somebody says so.
-        lacks_reward = look.crash is not None and not rewards.of_session(self._db, session.key)
-        if look.crash is not None and lacks_reward and now - (session.closed_at or 0.0) >= self._settings.reward.wait:
-            self._end(session, look.crash, now)
+        if look.crash and not rewards.of_session(self._db, session.key):
+            if time.time() - (session.closed_at or 0.0) >= self._settings.reward.wait:
+                self._end(session, look.crash)
             return None
-        return Candidate(session, behind, lacks_reward)
+        return Candidate(session, behind)
 
-    def end_lonely(self, session: Session, now: float) -> None:
+    def end_lonely(self, session: Session) -> None:
         """Nobody came in time with whom the session could be compared."""
-        hours = Rules(self._settings.group, self._settings.max_staleness).patience / 3600
+        hours = max(MOST_SECONDS_APART, self._settings.group.max_wait) / 3600
         least = counted(self._settings.group.min_size - 1, "other session")
-        self._end(session, f"alone: within {hours:g} hours there were not {least} to compare it with", now)
+        self._end(session, f"alone: within {hours:g} hours there were not {least} to compare it with")
 
     def forget(self, keys: Iterable[SessionKey]) -> None:
         for key in keys:
             self._looks.pop(key, None)
 
-    def _end(self, session: Session, reason: str, now: float) -> None:
+    def _end(self, session: Session, reason: str) -> None:
         with self._db.transaction():
-            sessions.set_outcome(self._db, session.key, Outcome.SKIPPED, reason, None, now)
+            sessions.set_outcome(self._db, session.key, Outcome.SKIPPED, reason, None, time.time())
         self.forget([session.key])
 
     def _look(self, session: Session) -> _Look:

@@ -233,8 +233,8 @@ class TrainingRuns:
         self.notes += tuple(self._tracking.tell(runs.get(self._db, run.id)))
 
     def _missing(self) -> str:
-        waiting = sessions.count_waiting(self._db)
-        ready = groups.states(self._db).get(GroupState.READY, 0)
+        waiting = len(sessions.waiting(self._db))
+        ready = len(groups.in_state(self._db, GroupState.READY))
         size = self._settings.group
         return (
             f"without scores yet: {counted(ready, 'group')}; without {size.min_size} to {size.size} of one scenario: "

@@ -19,7 +19,6 @@ from storage.migrations import (
     m011_judging,
     m012_sampled_by,
     m013_replay,
-    m014_waiting,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ ALL: dict[str, Callable[[Database], None]] = {
     "011_judging": m011_judging.migrate,
     "012_sampled_by": m012_sampled_by.migrate,
     "013_replay": m013_replay.migrate,
-    "014_waiting": m014_waiting.migrate,
 }
 
 

@@ -56,7 +56,7 @@ _WAITS_AGAIN = f"""INSERT OR IGNORE INTO waiting_sessions
     SELECT key FROM sessions WHERE key = OLD.session AND state = 'closed' AND {_IS_FREE.format(key="OLD.session")};"""
 _WAITS_NO_MORE = "DELETE FROM waiting_sessions WHERE session = {key};"
 
-TRIGGERS = {
+_TRIGGERS = {
     "session_opens AFTER INSERT ON sessions": _count("'session'", "NEW.state", 1),
     f"session_moves AFTER UPDATE OF state ON sessions WHEN OLD.state <> NEW.state AND {_IS_FREE.format(key='NEW.key')}":
         _count("'session'", "OLD.state", -1) + _count("'session'", "NEW.state", 1),
@@ -92,5 +92,5 @@ TRIGGERS = {
 def migrate(db: Database) -> None:
     for statement in (*_TABLES, *_FILL):
         db.execute(statement)
-    for when, then in TRIGGERS.items():
+    for when, then in _TRIGGERS.items():
         db.execute(f"CREATE TRIGGER {when} BEGIN {then} END")

@@ -15,7 +15,6 @@ from tests.trainer.fake_judge import FakeJudge, by_length, served
 from tests.trainer.loopback import FakeModels
 from tests.trainer.workshop import Workshop
 from trainer.judge import Judge
-from trainer.pool import Pool
 
 
 @pytest.fixture
@@ -144,17 +143,17 @@ def test_a_pause_stops_everything_but_what_is_asked_for(workshop: Workshop) -> N
     members = workshop.many([0.0, 0.5, 0.75, 1.0])
     coordination.set_paused(workshop.db, True)
     cycle = workshop.cycle()
-    assert not cycle.is_due(workshop.db)
+    assert not cycle.is_due()
     cycle.turn()
     assert states(workshop) == {}
     assert (said(workshop).doing, said(workshop).waits_for) == ("paused", "resume")
     request = workshop.ask()
-    assert cycle.is_due(workshop.db)
+    assert cycle.is_due()
     cycle.turn()
     assert runs.get(workshop.db, request.id).state is RunState.SUCCEEDED
     assert (workshop.outcome(members[0]) or ("",))[0] == "trained"
     coordination.set_paused(workshop.db, False)
-    assert not cycle.is_due(workshop.db)
+    assert not cycle.is_due()
 
 
 def test_a_request_trains_on_what_there_is(workshop: Workshop) -> None:
@@ -242,7 +241,7 @@ def test_requests_are_carried_out_one_after_another(workshop: Workshop) -> None:
 @pytest.mark.parametrize(("sessions_closed", "due"), [(0, False), (3, False), (4, True), (5, True)])
 def test_a_whole_group_is_due(workshop: Workshop, sessions_closed: int, due: bool) -> None:
     workshop.many([None] * sessions_closed)
-    assert workshop.cycle().is_due(workshop.db) is due
+    assert workshop.cycle().is_due() is due
 
 
 def test_a_run_starts_by_itself_when_enough_groups_are_scored(workshop: Workshop) -> None:
@@ -259,7 +258,7 @@ def test_a_run_starts_by_itself_when_enough_groups_are_scored(workshop: Workshop
 def test_an_overdue_group_starts_a_run(workshop: Workshop) -> None:
     group = {"size": 4, "min_size": 2, "max_wait": 0.05}
     workshop.many([0.0, 1.0])  # closed long ago
-    Pool(workshop.db, workshop.settings(group=group)).form(time.time())
+    workshop.cycle(group=group, trainer={"groups": 9}).form()
     time.sleep(0.06)
     workshop.cycle(group=group, trainer={"groups": 9}).turn()
     assert states(workshop) == {"trained": 1}

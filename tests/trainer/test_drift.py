@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from pathlib import Path
 from typing import Any
@@ -147,19 +146,19 @@ def test_the_trainer_records_it_when_it_first_looks(workshop: Workshop, models: 
     drifted(workshop, "s")
     session = workshop.session("s")
     assert drifts.row(workshop.db, session.key) is None
-    Sieve(workshop.db, workshop.settings()).candidate(session, 0, time.time())
+    Sieve(workshop.db, workshop.settings()).candidate(session)
     found = drifts.row(workshop.db, session.key)
     assert found is not None
     assert (found["continued"], found["drifted"], found["kind"]) == (2, 2, "history rewritten")
     assert (found["sampled"], found["prompted"], found["problem"]) == ("abc", "abde", None)
-    Sieve(workshop.db, workshop.settings()).candidate(session, 0, time.time())
+    Sieve(workshop.db, workshop.settings()).candidate(session)
     assert drifts.row(workshop.db, session.key) == found, "a trainer that starts again looks again"
 
 
 def test_without_a_tokenizer_it_is_counted_and_says_so(workshop: Workshop) -> None:
     drifted(workshop, "s")
     session = workshop.session("s")
-    assert Sieve(workshop.db, workshop.settings()).candidate(session, 0, time.time()) is not None
+    assert Sieve(workshop.db, workshop.settings()).candidate(session) is not None
     found = drifts.row(workshop.db, session.key)
     assert found is not None
     assert (found["drifted"], found["kind"], found["sampled"]) == (2, None, None)

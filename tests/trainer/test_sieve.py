@@ -13,7 +13,6 @@ from storage.types import Session
 from tests.storage.recorded import a_reward, call_start, capture
 from tests.trainer.made import call, choice
 from tests.trainer.workshop import Workshop
-from trainer.groups import Candidate
 from trainer.sieve import Sieve, crash
 
 GONE = CallOutcome.CLIENT_GONE
@@ -63,7 +62,7 @@ def sieve(workshop: Workshop, **changes: Any) -> Sieve:
 
 def test_a_crash_is_no_reward_of_zero(workshop: Workshop) -> None:
     session = crashed(workshop, "s")
-    assert sieve(workshop).candidate(session, 0, time.time()) is None
+    assert sieve(workshop).candidate(session) is None
     assert workshop.outcome(session) == (
         "skipped", "crashed: its last call ended as client_gone, and nobody gave it a reward", None,
     )  # fmt: skip
@@ -71,7 +70,7 @@ def test_a_crash_is_no_reward_of_zero(workshop: Workshop) -> None:
 
 def test_a_crash_that_has_a_reward_is_compared(workshop: Workshop) -> None:
     session = crashed(workshop, "s", reward=0.0)
-    found = sieve(workshop).candidate(session, 0, time.time())
+    found = sieve(workshop).candidate(session)
     assert found is not None
     assert (found.session, found.behind) == (session, 0)
 
@@ -79,12 +78,11 @@ def test_a_crash_that_has_a_reward_is_compared(workshop: Workshop) -> None:
 def test_the_reward_for_a_crash_is_waited_for(workshop: Workshop) -> None:
     session = crashed(workshop, "s")
     patient = sieve(workshop, reward={"wait": time.time()})
-    now = time.time()
-    assert patient.candidate(session, 0, now) == Candidate(session, 0, lacks_reward=True)
+    assert patient.candidate(session) is None
     assert workshop.outcome(session) is None
     workshop.reward(a_reward("s", 1.0))
     workshop.take_in()
-    assert patient.candidate(session, 0, now) == Candidate(session, 0)
+    assert patient.candidate(session) is not None
 
 
 def test_who_found_nobody_ends_with_that(workshop: Workshop) -> None:
@@ -101,15 +99,15 @@ def test_a_session_that_was_opened_again_is_looked_at_again(workshop: Workshop) 
     workshop.close("s", ClosedBy.IDLE)
     workshop.take_in()
     found = sieve(workshop)
-    assert found.candidate(workshop.session("s"), 0, time.time()) is not None
+    assert found.candidate(workshop.session("s")) is not None
     crashed(workshop, "s")
-    assert found.candidate(workshop.session("s"), 0, time.time()) is None
+    assert found.candidate(workshop.session("s")) is None
     assert (workshop.outcome(workshop.session("s")) or ("",))[0] == "skipped"
 
 
 def test_a_session_that_waits_is_read_once(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     session = workshop.closed("one", tokens=capture([1], [2]))
     found = sieve(workshop)
-    assert found.candidate(session, 0, time.time()) is not None
+    assert found.candidate(session) is not None
     monkeypatch.setattr("storage.calls.of_session", None)
-    assert found.candidate(session, 0, time.time()) is not None
+    assert found.candidate(session) is not None
